@@ -1,0 +1,214 @@
+#include "base/settings.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+extern "C" char** environ;
+
+namespace scape {
+namespace {
+
+std::vector<std::string_view> split_choices(std::string_view choices) {
+  std::vector<std::string_view> parts;
+  while (true) {
+    const size_t bar = choices.find('|');
+    parts.push_back(choices.substr(0, bar));
+    if (bar == std::string_view::npos) return parts;
+    choices.remove_prefix(bar + 1);
+  }
+}
+
+int choice_index(std::string_view choices, std::string_view value) {
+  const auto parts = split_choices(choices);
+  const auto found = std::find(parts.begin(), parts.end(), value);
+  return found == parts.end() ? -1 : static_cast<int>(found - parts.begin());
+}
+
+
+
+bool parse_bool(std::string_view text, bool* value) {
+  if (text == "1" || text == "on" || text == "true") {
+    *value = true;
+    return true;
+  }
+  if (text == "0" || text == "off" || text == "false") {
+    *value = false;
+    return true;
+  }
+  return false;
+}
+
+bool parse_int(const char* text, int64_t min, int64_t max, int64_t* value) {
+  if (*text == '\0' || std::isspace(static_cast<unsigned char>(*text))) return false;
+  char* end = nullptr;
+  errno = 0;
+  const long long parsed = std::strtoll(text, &end, 10);
+  if (errno != 0 || *end != '\0' || parsed < min || parsed > max) return false;
+  *value = parsed;
+  return true;
+}
+
+bool parse_real(const char* text, double min, double max, double* value) {
+  if (*text == '\0' || std::isspace(static_cast<unsigned char>(*text))) return false;
+  char* end = nullptr;
+  errno = 0;
+  const double parsed = std::strtod(text, &end);
+  if (errno != 0 || *end != '\0' || !std::isfinite(parsed) || parsed < min || parsed > max) {
+    return false;
+  }
+  *value = parsed;
+  return true;
+}
+
+std::string short_number(double value) {
+  if (value == std::floor(value) && std::fabs(value) < 1e15) {
+    return format("%lld", static_cast<long long>(value));
+  }
+  return format("%g", value);
+}
+
+// Values from the environment may be thousands of characters long; a message shows the first few.
+std::string shown(const char* value) {
+  const std::string text(value);
+  return text.size() <= 64 ? text : text.substr(0, 61) + "...";
+}
+
+size_t edit_distance(std::string_view a, std::string_view b) {
+  // Damerau's, with swaps of neighbours counted once: the usual slips of a keyboard.
+  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) d[i][0] = i;
+  for (size_t j = 0; j <= b.size(); ++j) d[0][j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t cost = a[i - 1] == b[j - 1] ? 0 : 1;
+      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + cost});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+      }
+    }
+  }
+  return d[a.size()][b.size()];
+}
+
+struct Parsed {
+  Settings values;
+  Status status;
+  std::vector<std::string> warnings;
+  std::vector<SettingRow> rows;
+
+  Parsed() {
+#define SCAPE_SETTING_CHOICE(field, name, fallback, choices, help) \
+  read_choice(&values.field, name, fallback, choices, help);
+#define SCAPE_SETTING_STRING(field, name, fallback, help) \
+  read_string(&values.field, name, fallback, help);
+#define SCAPE_SETTING_BOOL(field, name, fallback, help) read_bool(&values.field, name, fallback, help);
+#define SCAPE_SETTING_INT(field, name, fallback, min, max, help) \
+  read_int(&values.field, name, fallback, min, max, help);
+#define SCAPE_SETTING_REAL(field, name, fallback, min, max, help) \
+  read_real(&values.field, name, fallback, min, max, help);
+#include "base/settings_list.h"
+#undef SCAPE_SETTING_CHOICE
+#undef SCAPE_SETTING_STRING
+#undef SCAPE_SETTING_BOOL
+#undef SCAPE_SETTING_INT
+#undef SCAPE_SETTING_REAL
+    look_for_unknown_names();
+  }
+
+  void reject(const char* name, const char* text, const std::string& range) {
+    if (!status.ok()) return;
+    status = error(SCAPE_ERR_ARGUMENT, "%s=\"%s\" is not valid: it takes %s; correct it or unset it", name,
+                   shown(text).c_str(), range.c_str());
+  }
+
+  void add_row(const char* name, const char* type, std::string range, std::string fallback, std::string value,
+               const char* text, const char* help) {
+    rows.push_back({name, type, std::move(range), std::move(fallback), std::move(value), text != nullptr, help});
+  }
+
+  void read_choice(int* field, const char* name, const char* fallback, const char* choices, const char* help) {
+    *field = choice_index(choices, fallback);
+    const char* text = std::getenv(name);
+    if (text != nullptr) {
+      const int index = choice_index(choices, text);
+      if (index >= 0) {
+        *field = index;
+      } else {
+        reject(name, text, std::string("one of ") + choices);
+      }
+    }
+    add_row(name, "choice", choices, fallback,
+            std::string(split_choices(choices)[static_cast<size_t>(*field)]), text, help);
+  }
+
+  void read_string(std::string* field, const char* name, const char* fallback, const char* help) {
+    const char* text = std::getenv(name);
+    *field = text != nullptr ? text : fallback;
+    add_row(name, "string", "", fallback, *field, text, help);
+  }
+
+  void read_bool(bool* field, const char* name, bool fallback, const char* help) {
+    *field = fallback;
+    const char* text = std::getenv(name);
+    if (text != nullptr && !parse_bool(text, field)) reject(name, text, "0, 1, on, off, true or false");
+    add_row(name, "bool", "0|1", fallback ? "1" : "0", *field ? "1" : "0", text, help);
+  }
+
+  void read_int(int64_t* field, const char* name, int64_t fallback, int64_t min, int64_t max, const char* help) {
+    *field = fallback;
+    const char* text = std::getenv(name);
+    const std::string range = std::to_string(min) + " .. " + std::to_string(max);
+    if (text != nullptr && !parse_int(text, min, max, field)) reject(name, text, "an integer in " + range);
+    add_row(name, "integer", range, std::to_string(fallback), std::to_string(*field), text, help);
+  }
+
+  void read_real(double* field, const char* name, double fallback, double min, double max, const char* help) {
+    *field = fallback;
+    const char* text = std::getenv(name);
+    const std::string range = short_number(min) + " .. " + short_number(max);
+    if (text != nullptr && !parse_real(text, min, max, field)) reject(name, text, "a number in " + range);
+    add_row(name, "real", range, short_number(fallback), short_number(*field), text, help);
+  }
+
+  void look_for_unknown_names() {
+    for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+      const std::string_view text(*entry);
+      if (text.substr(0, 6) != "SCAPE_") continue;
+      const std::string_view name = text.substr(0, std::min(text.find('='), size_t{64}));
+      size_t best = SIZE_MAX;
+      std::string nearest;
+      bool known = false;
+      for (const SettingRow& row : rows) {
+        if (row.name == name) known = true;
+        const size_t distance = edit_distance(name, row.name);
+        if (distance < best) {
+          best = distance;
+          nearest = row.name;
+        }
+      }
+      if (known) continue;
+      warnings.push_back(format("%.*s is not a setting of scape and is ignored; the nearest is %s (scape-info "
+                                "lists all)",
+                                static_cast<int>(name.size()), name.data(), nearest.c_str()));
+    }
+  }
+};
+
+const Parsed& parsed() {
+  static const Parsed* const instance = new Parsed;  // never destroyed: used until the last moment
+  return *instance;
+}
+
+}  // namespace
+
+const Settings& settings() { return parsed().values; }
+const Status& settings_status() { return parsed().status; }
+const std::vector<std::string>& settings_warnings() { return parsed().warnings; }
+std::vector<SettingRow> settings_rows() { return parsed().rows; }
+
+}  // namespace scape

@@ -1,0 +1,49 @@
+// The settings in force: the environment, read once at first use and never written.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace scape {
+
+struct Settings {
+#define SCAPE_SETTING_CHOICE(field, name, fallback, choices, help) int field;
+#define SCAPE_SETTING_STRING(field, name, fallback, help) std::string field;
+#define SCAPE_SETTING_BOOL(field, name, fallback, help) bool field;
+#define SCAPE_SETTING_INT(field, name, fallback, min, max, help) int64_t field;
+#define SCAPE_SETTING_REAL(field, name, fallback, min, max, help) double field;
+#include "base/settings_list.h"
+#undef SCAPE_SETTING_CHOICE
+#undef SCAPE_SETTING_STRING
+#undef SCAPE_SETTING_BOOL
+#undef SCAPE_SETTING_INT
+#undef SCAPE_SETTING_REAL
+};
+
+// One row of the registry as a person reads it.
+struct SettingRow {
+  std::string name;
+  std::string type;   // "choice", "string", "bool", "integer", "real"
+  std::string range;  // choices or bounds; empty for strings
+  std::string fallback;
+  std::string value;
+  bool from_environment;
+  std::string help;
+};
+
+// Thread-safe; parsed at the first call. A bad value keeps its default here and is reported by
+// settings_status(), which every entry point that starts work checks first.
+const Settings& settings();
+
+// An error naming the first bad variable, its value and its range; or ok.
+const Status& settings_status();
+
+// Unknown SCAPE_* names in the environment, each with the nearest known name: lines to warn with.
+const std::vector<std::string>& settings_warnings();
+
+std::vector<SettingRow> settings_rows();
+
+}  // namespace scape

@@ -1,0 +1,143 @@
+// Communicator: the seam between who moves bytes and who decides which.
+//
+// Dense collectives over the ranks of one communicator, asynchronous, on host memory. The masked
+// collective, the host mode of the hooks and the perf programs all stand on this interface alone.
+// Implementations: HostCommunicator over a Transport (UCX; later libfabric), later NCCL.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "base/status.h"
+
+namespace scape::plugin {
+
+// Numbered as ncclDataType_t.
+enum class DataType : int {
+  kInt8 = 0,
+  kUint8 = 1,
+  kInt32 = 2,
+  kUint32 = 3,
+  kInt64 = 4,
+  kUint64 = 5,
+  kFloat16 = 6,
+  kFloat32 = 7,
+  kFloat64 = 8,
+  kBfloat16 = 9,
+  kFloat8e4m3 = 10,
+  kFloat8e5m2 = 11,
+};
+inline constexpr int kDataTypes = 12;
+size_t size_of(DataType type);
+const char* name_of(DataType type);
+
+// Numbered as ncclRedOp_t; kPremulSum stands for every op that ncclRedOpCreatePreMulSum made.
+enum class ReduceOp : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4, kPremulSum = 5 };
+const char* name_of(ReduceOp op);
+
+struct Reduction {
+  ReduceOp op = ReduceOp::kSum;
+  // kPremulSum: each rank's own factor, applied once to its input, in fp32 for 8- and 16-bit floats
+  // (fp64 for fp64, modulo 2^n for integers, from the bits below).
+  double factor = 1;
+  int64_t integer_factor = 1;
+};
+
+// One collective under way. Made by a Communicator, completed by its progress().
+class Work {
+ public:
+  virtual ~Work() = default;
+  // True when the result is there or the work failed; then status() is final.
+  virtual bool done() const = 0;
+  virtual Status status() const = 0;
+};
+using WorkPtr = std::shared_ptr<Work>;
+
+// Bytes that this rank's transport has moved, headers of collectives included.
+struct ByteCounters {
+  uint64_t sent_bytes = 0;
+  uint64_t received_bytes = 0;
+  uint64_t sent_messages = 0;
+  uint64_t received_messages = 0;
+};
+
+// What a call is, for the descriptor that travels with it (docs/architecture.md, "Descriptors"): ranks
+// whose descriptors differ get SCAPE_ERR_MISMATCH on all sides, naming both.
+struct CallTag {
+  bool registered = false;       // the call is one of a registered buffer
+  std::string_view name = {};    // its name; the first 23 bytes travel
+};
+
+// Rank's view of a communicator. Every start function returns at once: a refusal of the arguments
+// is returned and nothing starts; whatever happens later is the Work's status. Buffers stay the
+// caller's and must live until the work is done. Sending and receiving buffers may be equal or, where
+// NCCL's in-place rules say so, offset; count may be 0 (done at once).
+//
+// Thread-safe: calls from several threads are taken one after another; ranks must start
+// the same works in the same order. progress() may be called from any thread.
+//
+// Every reduction is done in the order that plugin/collectives/order.h documents, the same in each run.
+// 8- and 16-bit floats are accumulated in fp32 and rounded once.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  // A name for messages: "comm 0x1a2b".
+  virtual std::string_view name() const = 0;
+
+  virtual Status all_reduce(const void* send, void* recv, size_t count, DataType type, Reduction reduction,
+                            const CallTag& tag, WorkPtr* work) = 0;
+  // recv_count elements to each rank; send holds size() * recv_count.
+  virtual Status reduce_scatter(const void* send, void* recv, size_t recv_count, DataType type,
+                                Reduction reduction, const CallTag& tag, WorkPtr* work) = 0;
+  // send_count elements from each rank; recv holds size() * send_count.
+  virtual Status all_gather(const void* send, void* recv, size_t send_count, DataType type, const CallTag& tag,
+                            WorkPtr* work) = 0;
+  // Like all_gather with a count per rank, known to all: recv holds their sum, in rank order.
+  virtual Status all_gather_v(const void* send, void* recv, std::span<const size_t> counts, DataType type,
+                              const CallTag& tag, WorkPtr* work) = 0;
+  // count elements to and from each rank.
+  virtual Status all_to_all(const void* send, void* recv, size_t count, DataType type, const CallTag& tag,
+                            WorkPtr* work) = 0;
+  virtual Status broadcast(const void* send, void* recv, size_t count, DataType type, int root,
+                           const CallTag& tag, WorkPtr* work) = 0;
+  virtual Status reduce(const void* send, void* recv, size_t count, DataType type, Reduction reduction, int root,
+                        const CallTag& tag, WorkPtr* work) = 0;
+  virtual Status gather(const void* send, void* recv, size_t count, DataType type, int root, const CallTag& tag,
+                        WorkPtr* work) = 0;
+  virtual Status scatter(const void* send, void* recv, size_t count, DataType type, int root, const CallTag& tag,
+                         WorkPtr* work) = 0;
+  // Point to point; matched in order per pair of ranks; rank() itself is a legal peer.
+  virtual Status send(const void* data, size_t count, DataType type, int peer, WorkPtr* work) = 0;
+  virtual Status recv(void* data, size_t count, DataType type, int peer, WorkPtr* work) = 0;
+
+  // Moves whatever can be moved now; never blocks. Returns true when something moved.
+  virtual bool progress() = 0;
+
+  // Sleeps until the transport has something to do or the time is over. Only for side channels, whose
+  // transport is made to wake its owner; others return at once.
+  virtual void wait_event(int timeout_ms) = 0;
+
+  // The error that ended this communicator, or ok. Once it failed, every work fails with it at once.
+  virtual Status async_error() const = 0;
+
+  // Fails everything under way here and, by message, on the other ranks. Returns at once.
+  virtual void abort(const Status& why) = 0;
+
+  // Starts to make a second, independent communicator over the same ranks for background traffic.
+  // Collective. *side is set when the work is done; its wait_event() works.
+  virtual Status side_channel(std::shared_ptr<Communicator>* side, WorkPtr* work) = 0;
+
+  virtual ByteCounters counters() const = 0;
+};
+
+// Drives the communicator until the work is done or the time of SCAPE_TIMEOUT is over (then the
+// communicator is aborted). Spins, then yields, since ranks may outnumber cores.
+Status wait(Communicator& communicator, const Work& work);
+
+}  // namespace scape::plugin
