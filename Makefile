@@ -1,0 +1,46 @@
+# The front door. `make demo` and `make test` install what is missing, build, and run.
+.DEFAULT_GOAL := help
+PYTHON_ENV := $(CURDIR)/build/venv/bin/python
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z -]*\):.*## \(.*\)/make \1	\2/p' Makefile | expand -t 18
+
+.PHONY: build
+build: ## the release preset, into build/release: libraries in lib/, programs in bin/
+	@tools/setup.sh build
+	cmake --preset release
+	cmake --build --preset release
+
+.PHONY: demo
+demo: ## train a small GPT dense and sparse on two ranks; table and loss.png
+	@tools/setup.sh demo
+	cmake --preset release -DSCAPE_BUILD_TESTS=OFF
+	cmake --build --preset release --target scape_nccl scape_ucx scape-info
+	$(PYTHON_ENV) examples/gpt/demo.py
+
+.PHONY: test
+test: ## the whole test suite through ctest
+	@tools/setup.sh test
+	cmake --preset release -DSCAPE_BUILD_TESTS=ON
+	cmake --build --preset release
+	ctest --preset release
+
+.PHONY: test-asan test-tsan
+test-asan test-tsan: test-%: ## the test suite built with address and undefined-behaviour, or thread sanitizers
+	@tools/setup.sh test
+	cmake --preset $*
+	cmake --build --preset $*
+	ctest --preset $*
+
+.PHONY: format
+format: ## clang-format every source file
+	git ls-files '*.h' '*.cc' '*.c' | xargs clang-format -i
+
+.PHONY: docs
+docs: build ## write docs/settings.md from the registry of settings
+	build/release/bin/scape-info --markdown > docs/settings.md
+
+.PHONY: clean
+clean: ## remove the build folder, the Python environment included
+	rm -rf build
