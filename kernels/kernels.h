@@ -107,7 +107,8 @@ struct Ops {
 
   // ---- select ----
   // Sets exactly k bits of mask: the k largest of scores[0 .. n) (finite, >= 0; +0 and -0 equal), ties to the
-  // lower index. n <= 2^32 - 1. scratch: select_scratch_bytes(). Returns the k-th largest score.
+  // lower index. Any n; k <= n. scratch: select_scratch_bytes(), aligned to 8. Returns the k-th largest score
+  // (0 when k is 0).
   float (*select)(const float* scores, size_t n, size_t k, uint64_t* mask, void* scratch);
 
   // ---- masks ----
