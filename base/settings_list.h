@@ -42,3 +42,5 @@ SCAPE_SETTING_REAL(ramp_sparsity, "SCAPE_RAMP_SPARSITY", 0.9, 0, 0.999999,
                    "most sparsity between the dense steps and the end of the ramp")
 SCAPE_SETTING_CHOICE(payload, "SCAPE_PAYLOAD", "fp32", "fp32|bf16",
                      "type the payload travels in, where the registration names none")
+SCAPE_SETTING_STRING(lib, "SCAPE_LIB", "",
+                     "libscape_nccl.so, or its folder, that scape-run preloads; found by itself when empty")

@@ -1,0 +1,230 @@
+"""The C interface of libscape_nccl.so, as found in this process.
+
+Mirrors include/scape/scape.h. Nothing is linked or loaded: the functions are looked up among the
+symbols of the process, where LD_PRELOAD puts them. Where they are absent every helper says so by
+raising ScapeError with the status INACTIVE, and is_active() is False.
+"""
+
+import ctypes
+import enum
+import os
+import sys
+
+_size_t = ctypes.c_size_t
+_u64 = ctypes.c_uint64
+_void_p = ctypes.c_void_p
+
+_ABSENT = (
+    "libscape_nccl.so is not in the process: start the program with "
+    "LD_PRELOAD=/path/to/libscape_nccl.so, or through scape-run"
+)
+
+
+class Status(enum.IntEnum):
+    """scape_status."""
+
+    OK = 0
+    INACTIVE = 1
+    ARGUMENT = 2
+    USAGE = 3
+    NOT_FOUND = 4
+    MISMATCH = 5
+    MEMORY = 6
+    SYSTEM = 7
+    REMOTE = 8
+    TIMEOUT = 9
+    DATA = 10
+    INTERNAL = 11
+
+
+class ScapeError(RuntimeError):
+    """A Scape call failed. `status` says how; the text says why and what to do next."""
+
+    def __init__(self, status, message):
+        super().__init__(message)
+        self.status = Status(status)
+
+
+DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
+PAYLOADS = {"fp32": 0, "bf16": 1}
+ROLES = {"fused": 0, "first_moment": 1, "hooked": 2, "gradient": 3}
+RESIDUALS = {"internal": 0, "in_place": 1}
+RULES = {"lazy": 0, "plain": 1}
+
+
+class Config(ctypes.Structure):
+    """scape_config."""
+
+    _fields_ = [
+        ("size", _size_t),
+        ("name", ctypes.c_char_p),
+        ("role", ctypes.c_int),
+        ("payload", ctypes.c_int),
+        ("residual", ctypes.c_int),
+        ("rule", ctypes.c_int),
+        ("sparsity", ctypes.c_double),
+        ("beta1", ctypes.c_double),
+        ("beta2", ctypes.c_double),
+        ("eps", ctypes.c_double),
+        ("age_cap", ctypes.c_double),
+        ("total_steps", _u64),
+        ("dense_steps", _u64),
+        ("ramp_steps", _u64),
+        ("ramp_sparsity", ctypes.c_double),
+    ]
+
+
+class Stats(ctypes.Structure):
+    """scape_stats: the counters of one buffer, one registration or the process."""
+
+    _fields_ = [("size", _size_t)] + [
+        (name, _u64)
+        for name in (
+            "intercepted_calls",
+            "sparse_calls",
+            "dense_calls",
+            "fallback_calls",
+            "skipped_steps",
+            "nonfinite_values",
+            "payload_bytes",
+            "mask_bytes",
+            "wire_bytes_sent",
+            "wire_bytes_received",
+            "refreshes",
+            "refresh_waits",
+            "pack_ns",
+            "exchange_ns",
+            "unpack_ns",
+            "score_ns",
+            "refresh_ns",
+            "refresh_wait_ns",
+            "step_ns",
+            "mask_elements",
+            "buffer_elements",
+            "mask_overlap",
+            "step",
+        )
+    ]
+
+    def as_dict(self):
+        """The counters by name."""
+        return {name: getattr(self, name) for name, _ in self._fields_ if name != "size"}
+
+    def __repr__(self):
+        return "Stats(" + ", ".join(f"{k}={v}" for k, v in self.as_dict().items()) + ")"
+
+
+_SIGNATURES = {
+    "scape_is_active": (ctypes.c_int, []),
+    "scape_version": (ctypes.c_int, []),
+    "scape_status_string": (ctypes.c_char_p, [ctypes.c_int]),
+    "scape_last_error": (ctypes.c_char_p, []),
+    "scape_config_init": (ctypes.c_int, [ctypes.POINTER(Config), _size_t]),
+    "scape_register": (
+        ctypes.c_int,
+        [_void_p, _size_t, ctypes.c_int, ctypes.POINTER(Config), ctypes.POINTER(_void_p)],
+    ),
+    "scape_unregister": (ctypes.c_int, [_void_p]),
+    "scape_next": (ctypes.c_int, [ctypes.c_char_p]),
+    "scape_self_check": (ctypes.c_int, [_void_p]),
+    "scape_adams_step": (
+        ctypes.c_int,
+        [_void_p, _size_t, _void_p, ctypes.c_double, ctypes.c_double, _void_p],
+    ),
+    "scape_post_step": (
+        ctypes.c_int,
+        [_void_p, _size_t, _size_t, _size_t, _void_p, _void_p, ctypes.c_double, ctypes.c_double]
+        + [_void_p],
+    ),
+    "scape_clear_masked": (ctypes.c_int, [_void_p, _size_t, _void_p]),
+    "scape_flush": (
+        ctypes.c_int,
+        [_void_p, _size_t, _void_p, ctypes.c_double, ctypes.c_double, _void_p],
+    ),
+    "scape_read_mask": (ctypes.c_int, [_void_p, _size_t, _void_p, _size_t]),
+    "scape_read_ages": (ctypes.c_int, [_void_p, _size_t, _void_p, _size_t]),
+    "scape_read_residual": (ctypes.c_int, [_void_p, _size_t, _void_p, _size_t]),
+    "scape_read_moment": (ctypes.c_int, [_void_p, _size_t, _void_p, _size_t]),
+    "scape_get_stats": (ctypes.c_int, [_void_p, _size_t, ctypes.POINTER(Stats)]),
+    "scape_save_state": (ctypes.c_int, [_void_p, _size_t, ctypes.POINTER(_size_t)]),
+    "scape_save_state_file": (ctypes.c_int, [ctypes.c_char_p]),
+    "scape_load_state": (ctypes.c_int, [ctypes.c_char_p, _size_t]),
+    "scape_load_state_file": (ctypes.c_int, [ctypes.c_char_p]),
+}
+
+_process = ctypes.CDLL(None)
+_functions = {}
+
+
+def function(name):
+    """The C function `name` of the library in the process, or None when there is none."""
+    found = _functions.get(name)
+    if found is None:
+        try:
+            found = getattr(_process, name)
+        except AttributeError:
+            return None
+        found.restype, found.argtypes = _SIGNATURES[name]
+        _functions[name] = found
+    return found
+
+
+def call(name, *args):
+    """Calls a function that returns a scape_status; raises ScapeError unless it is OK."""
+    entry = function(name)
+    if entry is None:
+        raise ScapeError(Status.INACTIVE, f"{name}: {_ABSENT}")
+    status = entry(*args)
+    if status != Status.OK:
+        text = function("scape_last_error")().decode(errors="replace")
+        raise ScapeError(status, text or f"{name}: {Status(status).name.lower()}")
+
+
+def version():
+    """(major, minor, patch) of the library in the process, or None when there is none."""
+    entry = function("scape_version")
+    if entry is None:
+        return None
+    code = entry()
+    return (code // 10000, code // 100 % 100, code % 100)
+
+
+def is_active():
+    """True when the library is in the process and enabled (SCAPE_ENABLE)."""
+    entry = function("scape_is_active")
+    return entry is not None and entry() == 1
+
+
+def is_required():
+    """True when SCAPE_REQUIRED asks that the program stop rather than train dense."""
+    return os.environ.get("SCAPE_REQUIRED", "").strip().lower() in ("1", "on", "true")
+
+
+def why_inactive():
+    """One sentence that says why is_active() is False."""
+    if function("scape_is_active") is None:
+        return _ABSENT
+    return "Scape is in the process but switched off: unset SCAPE_ENABLE, or set it to 1"
+
+
+def require():
+    """Raises ScapeError unless Scape is active. Call it first where dense training is no option."""
+    if not is_active():
+        raise ScapeError(Status.INACTIVE, why_inactive())
+
+
+_warned = set()
+
+
+def warn_once(text):
+    """Writes one line to stderr the first time it is asked to."""
+    if text not in _warned:
+        _warned.add(text)
+        print(f"scape: {text}", file=sys.stderr, flush=True)
+
+
+def choice(what, value, choices):
+    """The C value of a named choice; raises ValueError that lists the choices."""
+    if value not in choices:
+        raise ValueError(f"{what} is {value!r}: must be one of {', '.join(choices)}")
+    return choices[value]

@@ -1,0 +1,408 @@
+"""AdamS over flat buffers: masked where Scape is active, dense to the same equations where not."""
+
+import weakref
+
+import torch
+
+from . import _api
+from . import _library as lib
+from . import distributed, nccl
+from ._buckets import check_group, check_number, choose_sparse, claim_name, make_buckets, release_name
+
+# Elements per pass of the dense step: the temporaries of one pass stay in the cache.
+_CHUNK = 1 << 17
+
+
+class _Bucket:
+    """One flat bucket of one parameter group."""
+
+    def __init__(self, group_index, name, flat, sparsity):
+        self.group_index = group_index
+        self.name = name
+        self.flat = flat
+        self.sparsity = sparsity
+        self.moment = None  # dense training only; the library keeps its own
+        self.registration = None
+        self.registered_as = None  # the betas and eps of the registration
+        self.called = False  # the library has met a call of this buffer
+        self.version = 0  # of the gradient buffer, at the last all_reduce() or step()
+
+    def dense_moment(self):
+        if self.moment is None:
+            self.moment = torch.zeros_like(self.flat.param)
+        return self.moment
+
+
+def _close(buckets, name):
+    for bucket in buckets:
+        registration, bucket.registration = bucket.registration, None
+        if registration is not None:
+            registration.unregister()
+    release_name(name)
+
+
+class AdamS(torch.optim.Optimizer):
+    """AdamS (arXiv 2505.16363) whose gradient exchange Scape makes sparse.
+
+    m <- b1 m + (1 - b1) g;  v = b2 m_old^2 + (1 - b2) g^2;
+    theta <- (1 - lr wd) theta - lr m / (sqrt(v) + eps),  g the mean over the ranks.
+
+    The optimizer does the exchange itself (leave DistributedDataParallel out): step() all-reduces
+    the gradients of all parameters in a few flat buffers, then updates. With the preloaded library
+    active only the masked elements travel and are updated, as docs/algorithm.md says. Without it
+    training is dense, to the equations above, and one line says so (SCAPE_REQUIRED=1 stops).
+
+    Gradients live in the optimizer's flat buffers. With the residual in place, what was not sent
+    stays there too, and so
+      - zero_grad() clears only what was sent, whatever set_to_none says;
+      - p.grad must not be replaced, rescaled or clipped: residual="internal" allows all that, at 4
+        bytes an element.
+    Parameters become views of flat buffers: move the model to its device and type first.
+
+    Constructing it is collective over the communicator's ranks: parameters are broadcast from
+    rank 0, so that all start alike. All arguments must be alike on all ranks.
+
+    params: parameters or groups; groups may set lr, betas, eps, weight_decay and sparsity.
+    lr, betas, eps, weight_decay: as in AdamW; lr and weight_decay may change from step to step.
+    sparsity: the fraction of elements NOT sent per step; 0.99 sends 1 %. None: SCAPE_SPARSITY.
+        One-dimensional tensors always travel whole.
+    total_steps: length of the run, from which the dense warm-up (1 %) and the ramp (10 %) follow;
+        dense_steps, ramp_steps and ramp_sparsity set them one by one.
+    payload: "fp32" or "bf16". residual: "in_place" or "internal". rule: "lazy" or "plain".
+    age_cap: the most by which an element's step is lengthened for the steps it waited.
+    communicator: a scape.nccl.Communicator, or an object with rank, size, all_reduce and broadcast;
+        None: all ranks that the launcher started.
+    use_scape: None: whenever it is active; False: never; True: or else ScapeError.
+    name: identifies the buffers on all ranks and in saved state.
+    """
+
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        weight_decay=0.0,
+        *,
+        sparsity=None,
+        total_steps=0,
+        dense_steps=0,
+        ramp_steps=0,
+        ramp_sparsity=None,
+        payload=None,
+        residual="in_place",
+        rule="lazy",
+        age_cap=None,
+        communicator=None,
+        use_scape=None,
+        name="adams",
+    ):
+        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, sparsity=sparsity)
+        check_group(defaults)
+        lib.choice("residual", residual, lib.RESIDUALS)
+        if ramp_sparsity is not None:
+            check_number("ramp_sparsity", ramp_sparsity, 0, 1)
+        if age_cap is not None:
+            check_number("age_cap", age_cap, 1)
+        self._options = dict(
+            total_steps=total_steps,
+            dense_steps=dense_steps,
+            ramp_steps=ramp_steps,
+            ramp_sparsity=ramp_sparsity,
+            payload=payload,
+            residual=residual,
+            rule=rule,
+            age_cap=age_cap,
+        )
+        self._buckets = []
+        self._reduced = False
+        self._steps = 0
+        self._communicator = communicator
+        self._use_scape = use_scape
+        self._sparse = None  # settled with the first group
+        self._name = claim_name(name)
+        # Not at exit: the process takes the state with it, and rank by rank.
+        self._finalizer = weakref.finalize(self, _close, self._buckets, self._name)
+        self._finalizer.atexit = False
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group):
+        """Collective, like the constructor."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            check_group(group)
+            if self._reduced:
+                raise lib.ScapeError(
+                    lib.Status.USAGE, "add_param_group() between all_reduce() and step(): step first"
+                )
+            self._lay_out(len(self.param_groups) - 1)
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    def _lay_out(self, index):
+        group = self.param_groups[index]
+        layout = make_buckets(group["params"])
+        if self._communicator is None:
+            device = layout[0][1].param.device if layout else "cpu"
+            self._communicator = distributed.from_env(device)
+        if self._sparse is None:
+            self._sparse = choose_sparse(self._communicator, self._use_scape, "AdamS")
+        for kind, flat in layout:
+            sparsity = group["sparsity"] if kind == "matrices" else 0.0
+            bucket = _Bucket(index, f"{self._name}.{index}.{kind}", flat, sparsity)
+            self._communicator.broadcast(flat.param, root=0)
+            if self._sparse:
+                self._register(bucket)
+            bucket.version = flat.grad._version
+            self._buckets.append(bucket)
+
+    def _register(self, bucket):
+        group = self.param_groups[bucket.group_index]
+        beta1, beta2 = group["betas"]
+        bucket.registration = _api.register(
+            bucket.flat.grad,
+            name=bucket.name,
+            role="fused",
+            sparsity=bucket.sparsity,
+            beta1=beta1,
+            beta2=beta2,
+            eps=group["eps"],
+            **self._options,
+        )
+        bucket.registered_as = (float(beta1), float(beta2), float(group["eps"]))
+        bucket.called = False
+
+    @property
+    def is_sparse(self):
+        """True when Scape serves the exchange."""
+        return bool(self._sparse)
+
+    @property
+    def communicator(self):
+        return self._communicator
+
+    @property
+    def buckets(self):
+        """The flat gradient buffers, [(name, tensor)]: what scape.stats() and read_mask() take."""
+        return [(bucket.name, bucket.flat.grad) for bucket in self._buckets]
+
+    @property
+    def _in_place(self):
+        return self._options["residual"] == "in_place"
+
+    @torch.no_grad()
+    def all_reduce(self):
+        """Exchanges the gradients; collective. step() does it unless it has been done.
+
+        For who times it, or reads the mean gradient of dense training. Between it and step()
+        gradients kept in place must not be written.
+        """
+        if self._reduced:
+            raise lib.ScapeError(
+                lib.Status.USAGE, "all_reduce() was called twice without a step() in between"
+            )
+        for bucket in self._buckets:
+            bucket.flat.check_parameters()
+            if self._in_place:
+                bucket.flat.check_gradients()
+            else:
+                bucket.flat.gather_gradients()
+        communicator = self._communicator
+        if len(self._buckets) > 1 and isinstance(communicator, nccl.Communicator):
+            with nccl.group():
+                for bucket in self._buckets:
+                    communicator.all_reduce(bucket.flat.grad, "avg")
+        else:
+            for bucket in self._buckets:
+                communicator.all_reduce(bucket.flat.grad, "avg")
+        for bucket in self._buckets:
+            bucket.called = True
+            bucket.version = bucket.flat.grad._version
+        self._reduced = True
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One step of all ranks: exchanges the gradients unless all_reduce() has, then updates."""
+        loss = None
+        if closure is not None:
+            if self._reduced:
+                raise lib.ScapeError(
+                    lib.Status.USAGE,
+                    "step(closure) after all_reduce(): the closure would make new gradients; call "
+                    "one or the other",
+                )
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            check_group(group)
+        if not self._reduced:
+            self.all_reduce()
+        for bucket in self._buckets:
+            group = self.param_groups[bucket.group_index]
+            if self._sparse:
+                self._masked_step(bucket, group)
+            else:
+                _dense_step(bucket, group)
+            bucket.version = bucket.flat.grad._version
+        self._reduced = False
+        self._steps += 1
+        return loss
+
+    def _masked_step(self, bucket, group):
+        flat = bucket.flat
+        if self._in_place and flat.grad._version != bucket.version:
+            raise lib.ScapeError(
+                lib.Status.USAGE,
+                f"gradients of {bucket.name} were written between all_reduce() and step(): with the "
+                'residual in place that loses them; use residual="internal" to clip or rescale',
+            )
+        wanted = (*map(float, group["betas"]), float(group["eps"]))
+        if wanted != bucket.registered_as:
+            raise lib.ScapeError(
+                lib.Status.USAGE,
+                f"betas and eps of {bucket.name} are {wanted}, but it was registered with "
+                f"{bucket.registered_as}: only lr and weight_decay may change during a run",
+            )
+        _api.adams_step(flat.grad, flat.param, float(group["lr"]), float(group["weight_decay"]))
+
+    def zero_grad(self, set_to_none=True):
+        """Clears the gradients; with the residual in place only what was sent, whatever set_to_none
+        says: the rest has not been sent yet.
+        """
+        if self._reduced and self._sparse and self._in_place:
+            raise lib.ScapeError(
+                lib.Status.USAGE, "zero_grad() between all_reduce() and step(): call it after step()"
+            )
+        for bucket in self._buckets:
+            if not self._in_place:
+                if set_to_none:
+                    for parameter in bucket.flat.parameters:
+                        parameter.grad = None
+                else:
+                    bucket.flat.grad.zero_()
+                continue
+            bucket.flat.check_gradients()
+            grad = bucket.flat.grad
+            if not (self._sparse and bucket.called):
+                grad.zero_()
+            elif grad._version != bucket.version:  # else the step has cleared them already
+                _api.clear_masked(grad)
+
+    def flush(self):
+        """Collective: one dense step that sends what has waited; before a last checkpoint, or before
+        going on dense. Without Scape there is nothing to send.
+        """
+        if self._reduced:
+            raise lib.ScapeError(lib.Status.USAGE, "flush() between all_reduce() and step()")
+        if not self._sparse:
+            return
+        for bucket in self._buckets:
+            if bucket.called:
+                group = self.param_groups[bucket.group_index]
+                _api.flush(
+                    bucket.flat.grad,
+                    bucket.flat.param,
+                    float(group["lr"]),
+                    float(group["weight_decay"]),
+                )
+                bucket.version = bucket.flat.grad._version
+
+    def close(self):
+        """Ends the registrations. Parameters and gradients stay where they are. Idempotent."""
+        self._finalizer()
+
+    # ---- saving and loading ----
+
+    @torch.no_grad()
+    def state_dict(self):
+        """As torch's, with the first moment as `exp_avg`, and under "scape" this rank's own state:
+        residual, ages, masks, step. Every rank saves its own.
+        """
+        if self._reduced:
+            raise lib.ScapeError(lib.Status.USAGE, "state_dict() between all_reduce() and step()")
+        for bucket in self._buckets:
+            if not self._sparse:
+                moment = bucket.dense_moment()
+            elif bucket.called:
+                moment = _api.read_moment(bucket.flat.grad).to(bucket.flat.param.device)
+            else:
+                moment = torch.zeros_like(bucket.flat.param)
+            for parameter, view in bucket.flat.views(moment):
+                self.state[parameter] = {"step": self._steps, "exp_avg": view}
+        packed = super().state_dict()
+        self.state.clear()
+        packed["scape"] = {
+            "rank": self._communicator.rank,
+            "size": self._communicator.size,
+            "step": self._steps,
+            "library": None,
+        }
+        if self._sparse:
+            data = bytearray(_api.save_state())
+            packed["scape"]["library"] = torch.frombuffer(data, dtype=torch.uint8)
+        return packed
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict):
+        """Takes what state_dict() gave on the same rank of as many ranks. On all ranks alike.
+
+        Between Scape and dense training the first moment, or the residual, is not carried over; a
+        line says so.
+        """
+        if self._reduced:
+            raise lib.ScapeError(lib.Status.USAGE, "load_state_dict() between all_reduce() and step()")
+        saved = state_dict.get("scape")
+        if saved is None:
+            raise lib.ScapeError(
+                lib.Status.DATA, "the state is not one of scape.AdamS: it has no entry 'scape'"
+            )
+        here = (self._communicator.rank, self._communicator.size)
+        if self._sparse and saved["library"] is not None and (saved["rank"], saved["size"]) != here:
+            raise lib.ScapeError(
+                lib.Status.DATA,
+                f"the state is of rank {saved['rank']} of {saved['size']}, this is rank {here[0]} of "
+                f"{here[1]}: each rank loads what it saved, in a run of as many ranks",
+            )
+        super().load_state_dict(state_dict)
+        self._steps = int(saved["step"])
+        for bucket in self._buckets:
+            bucket.flat.grad.zero_()
+            if self._sparse:
+                group = self.param_groups[bucket.group_index]
+                registered_as = (*map(float, group["betas"]), float(group["eps"]))
+                if registered_as != bucket.registered_as:
+                    bucket.registration.unregister()
+                    self._register(bucket)
+            else:
+                for parameter, view in bucket.flat.views(bucket.dense_moment()):
+                    entry = self.state.get(parameter)
+                    if entry is None:
+                        view.zero_()
+                    else:
+                        view.copy_(entry["exp_avg"])
+            bucket.version = bucket.flat.grad._version
+        self.state.clear()
+        if self._sparse and saved["library"] is not None:
+            _api.load_state(saved["library"].cpu().numpy().tobytes())
+        elif self._sparse:
+            lib.warn_once("the state was saved by dense training: the first moment starts from zero")
+        elif saved["library"] is not None:
+            lib.warn_once(
+                "the state was saved with Scape active, training goes on dense: what had not been sent "
+                "is dropped; flush() before saving keeps it"
+            )
+
+
+def _dense_step(bucket, group):
+    """Dense AdamS on the flat buffers; the gradient is the mean already."""
+    beta1, beta2 = map(float, group["betas"])
+    lr, decay, eps = float(group["lr"]), float(group["weight_decay"]), float(group["eps"])
+    grad, param, moment = bucket.flat.grad, bucket.flat.param, bucket.dense_moment()
+    chunk = _CHUNK if grad.device.type == "cpu" else bucket.flat.count
+    for begin in range(0, bucket.flat.count, chunk):
+        g, p, m = (flat[begin : begin + chunk] for flat in (grad, param, moment))
+        v = torch.mul(m, m).mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        m.mul_(beta1).add_(g, alpha=1 - beta1)
+        p.mul_(1 - lr * decay).addcdiv_(m, v.sqrt_().add_(eps), value=-lr)
