@@ -1,0 +1,198 @@
+#include "perf/common/options.h"
+
+#include <CLI/CLI.hpp>
+#include <cctype>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
+#include "perf/common/control.h"
+
+namespace scape::perf {
+namespace {
+
+const CLI::Validator kBytes(
+    [](std::string& text) {
+      size_t bytes = 0;
+      return parse_bytes(text, &bytes) ? std::string()
+                                       : "'" + text + "' is not a size such as 8, 4K or 256M";
+    },
+    "SIZE");
+
+}  // namespace
+
+bool parse_bytes(const std::string& text, size_t* out) {
+  char* end = nullptr;
+  if (text.empty() || std::isdigit(static_cast<unsigned char>(text[0])) == 0) return false;
+  const double number = std::strtod(text.c_str(), &end);
+  double unit = 1;
+  switch (std::toupper(static_cast<unsigned char>(*end))) {
+    case 'G':
+      unit = 1 << 30;
+      break;
+    case 'M':
+      unit = 1 << 20;
+      break;
+    case 'K':
+      unit = 1 << 10;
+      break;
+    case 'B':
+    case '\0':
+      break;
+    default:
+      return false;
+  }
+  if (*end != '\0' && end[1] != '\0') return false;
+  if (!(number * unit < 1e15)) return false;
+  *out = static_cast<size_t>(number * unit);
+  return true;
+}
+
+std::vector<size_t> Options::sizes() const {
+  std::vector<size_t> all;
+  for (size_t bytes = min_bytes; bytes <= max_bytes;) {
+    all.push_back(bytes);
+    const size_t next = step_factor > 1
+                            ? static_cast<size_t>(static_cast<double>(bytes) * step_factor)
+                            : bytes + step_bytes;
+    bytes = std::max(next, bytes + 1);
+  }
+  return all;
+}
+
+bool parse_options(const Collective& collective, int argc, char** argv, Options* out,
+                   int* exit_code) {
+  *exit_code = kExitUsage;
+  Options& options = *out;
+  CLI::App app(std::string("Measures and checks ") + collective.name() +
+               " of the NCCL library in the process, on host memory.\n"
+               "Ranks: -g starts them here; under torchrun or mpirun each process is one.");
+  std::string min_bytes = "32M", max_bytes, step_bytes = "1M";
+  std::string type = "float", op = "sum", root = "0", role = "gradient", payload = "fp32";
+  int threads = 1, ignored = 0, graphs = 0;
+
+  app.add_option("-b,--minbytes", min_bytes, "first size in bytes")
+      ->check(kBytes)
+      ->capture_default_str();
+  app.add_option("-e,--maxbytes", max_bytes, "last size in bytes; the first when not given")
+      ->check(kBytes);
+  app.add_option("-i,--stepbytes", step_bytes, "distance of sizes")
+      ->check(kBytes)
+      ->capture_default_str();
+  app.add_option("-f,--stepfactor", options.step_factor, "factor between sizes, instead of -i")
+      ->check(CLI::Range(1.0, 1e9));
+  app.add_option("-n,--iters", options.iterations, "timed calls a size")
+      ->check(CLI::Range(1, 10000000))
+      ->capture_default_str();
+  app.add_option("-w,--warmup_iters", options.warmup, "calls before them that are not timed")
+      ->check(CLI::Range(0, 10000000))
+      ->capture_default_str();
+  app.add_option("-c,--check", options.checks, "checked calls a size; 0 checks nothing")
+      ->check(CLI::Range(0, 1000000))
+      ->capture_default_str();
+  app.add_option("-m,--agg_iters", options.aggregated, "calls in one group")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_option("-a,--average", options.average,
+                 "time shown: 0 rank 0's, 1 mean, 2 least, 3 most over ranks")
+      ->check(CLI::Range(0, 3))
+      ->capture_default_str();
+  app.add_option("-d,--datatype", type, "element type, or all")->capture_default_str();
+  app.add_option("-o,--op", op, "reduction: sum, prod, max, min, avg, mulsum, or all")
+      ->capture_default_str();
+  app.add_option("-r,--root", root, "root rank, or all")->capture_default_str();
+  app.add_option("-g,--ngpus", options.local_ranks, "ranks that this command starts on this host")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("-t,--nthreads", threads, "multiplies -g: ranks are processes here")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("-p,--parallel_init", ignored,
+                 "taken for nccl-tests' sake: ranks always start in parallel");
+  app.add_option("-z,--blocking", ignored,
+                 "taken for nccl-tests' sake: calls on host memory always block");
+  app.add_option("-G,--cudagraph", graphs, "must be 0: host memory has no CUDA graphs");
+  app.add_option("-T,--timeout", options.timeout_s,
+                 "seconds that one line of the table may take; 0 sets no limit")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  app.add_option("-J,--output_file", options.json, "file for the results as JSON");
+  app.add_option("--nccl-lib", options.nccl_lib,
+                 "library to measure; else the one preloaded, else ../lib/libscape_nccl.so");
+  app.add_option(
+      "--id-file", options.id_file,
+      "file, seen by all ranks, where they find rank 0 (instead of MASTER_ADDR and MASTER_PORT)");
+  CLI::Option* sparsity = nullptr;
+  if (collective.can_be_sparse()) {
+    sparsity = app.add_option("-s,--sparsity", options.sparsity,
+                              "registers the buffer: this fraction of its elements is not sent")
+                   ->check(CLI::Range(0.0, 0.999999));
+    app.add_option("--role", role, "role of the registration")
+        ->check(CLI::IsMember({"gradient", "fused"}))
+        ->capture_default_str();
+    app.add_option("--payload", payload, "type that masked values travel in")
+        ->check(CLI::IsMember({"fp32", "bf16"}))
+        ->capture_default_str();
+    app.add_option("--compute-us", options.compute_us,
+                   "microseconds of sleep between timed calls, where training would compute")
+        ->check(CLI::Range(int64_t{0}, int64_t{10000000}))
+        ->capture_default_str();
+  }
+  app.add_option("--worker", options.worker)->group("");
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& refused) {
+    const int code = app.exit(refused);
+    *exit_code = code == 0 ? kExitOk : kExitUsage;
+    return false;
+  }
+  auto refuse = [](const std::string& why) {
+    std::fprintf(stderr, "%s\n", why.c_str());
+    return false;
+  };
+
+  parse_bytes(min_bytes, &options.min_bytes);
+  options.max_bytes = options.min_bytes;
+  if (!max_bytes.empty()) parse_bytes(max_bytes, &options.max_bytes);
+  parse_bytes(step_bytes, &options.step_bytes);
+  if (options.max_bytes < options.min_bytes) {
+    return refuse("-e is below -b: there is no size to run");
+  }
+  if (graphs != 0) return refuse("-G must be 0: host memory has no CUDA graphs");
+  if (const Status status = parse_types(type, &options.types); !status.ok())
+    return refuse(status.message());
+  if (!collective.reduces()) {
+    options.ops = {Op::kNone};
+  } else if (const Status status = parse_ops(op, &options.ops); !status.ok()) {
+    return refuse(status.message());
+  }
+  char* end = nullptr;
+  options.roots = {root == "all" ? -1 : static_cast<int>(std::strtol(root.c_str(), &end, 10))};
+  if (end != nullptr && (*end != '\0' || root.empty())) {
+    return refuse("-r " + root + " is neither a rank nor all");
+  }
+  options.local_ranks *= threads;
+
+  options.sparse = sparsity != nullptr && sparsity->count() > 0;
+  options.role = role == "fused" ? SCAPE_ROLE_FUSED : SCAPE_ROLE_GRADIENT;
+  options.payload = payload == "bf16" ? SCAPE_BFLOAT16 : SCAPE_FLOAT32;
+  if (options.sparse) {
+    if (options.aggregated != 1) return refuse("-s measures one call at a time: leave -m at 1");
+    for (const Type each : options.types) {
+      if (each != Type::kFloat && each != Type::kBfloat16 && each != Type::kHalf) {
+        return refuse(format("-s takes the types float, bfloat16 and half, not %s", name_of(each)));
+      }
+      if (options.min_bytes < size_of(each))
+        return refuse("-s needs sizes of at least one element");
+    }
+    for (const Op each : options.ops) {
+      if (each != Op::kSum && each != Op::kAvg) {
+        return refuse(format("-s takes the operators sum and avg, not %s", name_of(each)));
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace scape::perf

@@ -1,0 +1,52 @@
+// The options of the perf programs: nccl-tests' flags where they mean something on host memory, and
+// Scape's own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "perf/common/collective.h"
+
+namespace scape::perf {
+
+struct Options {
+  size_t min_bytes = size_t{32} << 20;
+  size_t max_bytes = size_t{32} << 20;
+  size_t step_bytes = size_t{1} << 20;
+  double step_factor = 1;  // above 1: sizes grow by it instead of by step_bytes
+  int iterations = 20;
+  int warmup = 1;
+  int checks = 1;
+  int aggregated = 1;
+  int average = 1;  // 0 rank 0, 1 mean, 2 least, 3 most
+  double timeout_s = 600;
+  std::vector<Type> types;
+  std::vector<Op> ops;
+  std::vector<int> roots;  // -1: all
+  int local_ranks = 1;
+  std::string worker;
+  std::string id_file;
+  std::string nccl_lib;
+  std::string json;
+
+  // Sparse runs.
+  bool sparse = false;
+  double sparsity = 0;
+  scape_role role = SCAPE_ROLE_GRADIENT;
+  scape_dtype payload = SCAPE_FLOAT32;
+  int64_t compute_us = 0;
+
+  std::vector<size_t> sizes() const;
+};
+
+// Fills *out. False when the program is to end with *exit_code at once (--help, a bad option, which
+// is reported on stderr).
+bool parse_options(const Collective& collective, int argc, char** argv, Options* out,
+                   int* exit_code);
+
+// "32M", "1K", "256", "1G", "8B" as bytes.
+bool parse_bytes(const std::string& text, size_t* out);
+
+}  // namespace scape::perf
