@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "base/settings.h"
+#include "kernels/cpu/cpu.h"
 #include "kernels/kernels.h"
 
 namespace scape::kernels {
@@ -41,7 +42,14 @@ std::vector<float> make_power_table(double beta1) {
 size_t select_scratch_bytes() { return size_t{1} << 20; }
 
 const std::vector<const Ops*>& available_ops() {
-  static const std::vector<const Ops*> available = {&scalar_ops()};
+  static const std::vector<const Ops*> available = [] {
+    std::vector<const Ops*> usable;
+    for (const CpuBackend& backend : cpu_backends()) {
+      if (backend.usable) usable.push_back(backend.ops);
+    }
+    usable.push_back(&scalar_ops());
+    return usable;
+  }();
   return available;
 }
 

@@ -1,0 +1,218 @@
+// Conversion, packing and unpacking.
+#if defined(SCAPE_KERNELS_CPU_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef SCAPE_KERNELS_CPU_PACK_INL_H_
+#undef SCAPE_KERNELS_CPU_PACK_INL_H_
+#else
+#define SCAPE_KERNELS_CPU_PACK_INL_H_
+#endif
+
+#include "kernels/cpu/vec-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace scape::kernels::HWY_NAMESPACE {
+
+void to_float(Type type, const void* in, float* out, size_t n) {
+  if (type == Type::kFloat32) return scalar_ops().to_float(type, in, out, n);
+  with_type(type, [&]<Type t>() {
+    size_t j = 0;
+    for (; j + kLanes <= n; j += kLanes) hn::StoreU(load_vec<t>(in, j), Floats(), out + j);
+    for (; j < n; ++j) out[j] = load(t, in, j);
+  });
+}
+
+void from_float(Type type, const float* in, void* out, size_t n) {
+  if (type == Type::kFloat32) return scalar_ops().from_float(type, in, out, n);
+  with_type(type, [&]<Type t>() {
+    size_t j = 0;
+    for (; j + kLanes <= n; j += kLanes) store_vec<t>(hn::LoadU(Floats(), in + j), out, j);
+    for (; j < n; ++j) store(t, out, j, in[j]);
+  });
+}
+
+// ---- packing one word's elements ----
+
+// From this many set bits on, compressing the word's vectors beats walking its bits: below it a
+// walk touches fewer cache lines, and its mispredicted branches cost less than the vectors.
+inline constexpr int kCompressFromMemory = 10;
+inline constexpr int kCompressFromCache = 3;
+
+// Words that may be packed with whole-vector stores, which write up to kLanes elements past the
+// word's own: those after which at least kLanes masked elements follow.
+HWY_INLINE size_t roomy_words(const uint64_t* mask, size_t words) {
+  size_t following = 0;
+  while (words > 0 && following < kLanes) {
+    following += static_cast<size_t>(std::popcount(mask[--words]));
+  }
+  return following < kLanes ? 0 : words;
+}
+
+HWY_INLINE float* walk_word(const float* values, uint64_t word, float* payload) {
+  for_each_bit(word, 0, [&](size_t j) { *payload++ = values[j]; });
+  return payload;
+}
+
+// Compresses in registers and stores whole vectors: compressing stores to memory are microcoded on
+// some CPUs.
+HWY_INLINE float* compress_word(const float* values, uint64_t word, float* payload) {
+  for (size_t i = 0; i < 64; i += kLanes) {
+    const uint64_t bits = (word >> i) & kLaneBits;
+    const auto v = hn::LoadU(Floats(), values + i);
+    hn::StoreU(hn::Compress(v, mask_of_bits(bits)), Floats(), payload);
+    payload += std::popcount(bits);
+  }
+  return payload;
+}
+
+template <int kCompressFrom>
+HWY_INLINE float* pack_word(const float* values, uint64_t word, float* payload) {
+  return std::popcount(word) < kCompressFrom ? walk_word(values, word, payload)
+                                             : compress_word(values, word, payload);
+}
+
+size_t gather(const float* values, const uint64_t* mask, size_t n, float* payload) {
+  const float* const begin = payload;
+  const size_t words = mask_words(n);
+  const size_t roomy = roomy_words(mask, words);
+  size_t w = 0;
+  for (; w < roomy; ++w) {
+    payload = pack_word<kCompressFromMemory>(values + w * 64, mask[w], payload);
+  }
+  for (; w < words; ++w) payload = walk_word(values + w * 64, mask[w], payload);
+  return static_cast<size_t>(payload - begin);
+}
+
+// residual[j] += addend(j) for all j, and packs the masked sums. `vector(j)` gives kLanes addends
+// from j on, `single(j)` one.
+template <typename Vector, typename Single>
+HWY_INLINE size_t accumulate_and_pack(const Vector& vector, const Single& single, float* residual,
+                                      const uint64_t* mask, size_t n, float* payload) {
+  const Floats d;
+  const float* const begin = payload;
+  const size_t words = mask_words(n);
+  const size_t roomy = roomy_words(mask, words);
+  for (size_t w = 0; w < words; ++w) {
+    const size_t base = w * 64;
+    const size_t end = std::min(base + 64, n);
+    size_t j = base;
+    for (; j + kLanes <= end; j += kLanes) {
+      hn::StoreU(hn::Add(hn::LoadU(d, residual + j), vector(j)), d, residual + j);
+    }
+    for (; j < end; ++j) residual[j] += single(j);
+    payload = w < roomy ? pack_word<kCompressFromCache>(residual + base, mask[w], payload)
+                        : walk_word(residual + base, mask[w], payload);
+  }
+  return static_cast<size_t>(payload - begin);
+}
+
+size_t accumulate_pack(Type type, const void* gradient, float* residual, const uint64_t* mask,
+                       size_t n, float* payload) {
+  return with_type(type, [&]<Type t>() {
+    return accumulate_and_pack([&](size_t j) HWY_ATTR { return load_vec<t>(gradient, j); },
+                               [&](size_t j) HWY_ATTR { return load(t, gradient, j); }, residual,
+                               mask, n, payload);
+  });
+}
+
+size_t accumulate_pack_moment(Type type, const void* x, const float* m, float beta1,
+                              float* residual, const uint64_t* mask, size_t n, float* payload) {
+  const Floats d;
+  const auto beta = hn::Set(d, beta1);
+  const auto weight = hn::Set(d, 1.0f - beta1);
+  return with_type(type, [&]<Type t>() {
+    return accumulate_and_pack(
+        [&](size_t j) HWY_ATTR {
+          const auto held = hn::Mul(beta, hn::LoadU(d, m + j));
+          return hn::Div(hn::Sub(load_vec<t>(x, j), held), weight);
+        },
+        [&](size_t j) HWY_ATTR { return gradient_of_moment(load(t, x, j), m[j], beta1); }, residual,
+        mask, n, payload);
+  });
+}
+
+// ---- back ----
+
+size_t scatter(const float* payload, const uint64_t* mask, size_t n, float* values) {
+  const float* const begin = payload;
+  for (size_t w = 0; w < mask_words(n); ++w) {
+    float* const out = values + w * 64;
+    if (mask[w] == kFullWord) {
+      std::memcpy(out, payload, 64 * sizeof(float));
+      payload += 64;
+    } else {
+      for_each_bit(mask[w], 0, [&](size_t j) { out[j] = *payload++; });
+    }
+  }
+  return static_cast<size_t>(payload - begin);
+}
+
+void clear_masked(float* values, const uint64_t* mask, size_t n) {
+  const Floats d;
+  for (size_t w = 0; w < mask_words(n); ++w) {
+    const uint64_t word = mask[w];
+    float* const out = values + w * 64;
+    if (word == kFullWord) {
+      std::memset(out, 0, 64 * sizeof(float));
+    } else if (std::popcount(word) >= kCompressFromMemory && w < n / 64) {
+      for (size_t i = 0; i < 64; i += kLanes) {
+        hn::BlendedStore(hn::Zero(d), mask_of_bits((word >> i) & kLaneBits), d, out + i);
+      }
+    } else {
+      for_each_bit(word, 0, [&](size_t j) { out[j] = 0.0f; });
+    }
+  }
+}
+
+size_t gather_ages(const uint16_t* last, const uint64_t* mask, size_t n, uint16_t t,
+                   uint16_t* ages) {
+  const uint16_t* const begin = ages;
+  for (size_t w = 0; w < mask_words(n); ++w) {
+    const uint16_t* const in = last + w * 64;
+    if (mask[w] == kFullWord) {
+      for (size_t j = 0; j < 64; ++j) ages[j] = age_of(in[j], t);
+      ages += 64;
+    } else {
+      for_each_bit(mask[w], 0, [&](size_t j) { *ages++ = age_of(in[j], t); });
+    }
+  }
+  return static_cast<size_t>(ages - begin);
+}
+
+void expand(Type type, const float* payload, const uint64_t* mask, size_t n, void* out) {
+  const size_t bytes = size_of(type);
+  auto* const base = static_cast<unsigned char*>(out);
+  for (size_t w = 0; w < mask_words(n); ++w) {
+    void* const at = base + w * 64 * bytes;
+    if (mask[w] == kFullWord) {
+      from_float(type, payload, at, 64);
+      payload += 64;
+    } else {
+      std::memset(at, 0, std::min<size_t>(64, n - w * 64) * bytes);
+      for_each_bit(mask[w], 0, [&](size_t j) { store(type, at, j, *payload++); });
+    }
+  }
+}
+
+bool any_nonfinite(const float* values, size_t n) {
+  const Ints d;
+  const auto exponent = hn::Set(d, 0x7f800000);
+  size_t j = 0;
+  while (j + kLanes <= n) {
+    // A page or so at a time: an early end where there is one, no branch per vector.
+    const size_t end = std::min(n, j + 1024);
+    auto found = hn::MaskFromVec(hn::Zero(d));
+    for (; j + kLanes <= end; j += kLanes) {
+      const auto bits = hn::BitCast(d, hn::LoadU(Floats(), values + j));
+      found = hn::Or(found, hn::Eq(hn::And(bits, exponent), exponent));
+    }
+    if (!hn::AllFalse(d, found)) return true;
+  }
+  for (; j < n; ++j) {
+    if (!is_finite(values[j])) return true;
+  }
+  return false;
+}
+
+}  // namespace scape::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
