@@ -1,0 +1,109 @@
+#include "plugin/masked/agreement.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstring>
+
+namespace scape::plugin {
+namespace {
+
+std::string shown(uint64_t value) { return format("%" PRIu64, value); }
+std::string shown(double value) { return format("%.17g", value); }
+std::string shown(const char (&value)[64]) {
+  return format("'%.*s'", static_cast<int>(sizeof(value)), value);
+}
+
+template <size_t kCount>
+std::string choice(int32_t value, const char* const (&names)[kCount]) {
+  if (value >= 0 && static_cast<size_t>(value) < kCount) return names[value];
+  return format("%d", value);
+}
+
+constexpr const char* kTypes[] = {"fp32", "bf16", "fp16"};
+constexpr const char* kRoles[] = {"fused", "first moment", "hooked gradient", "gradient"};
+constexpr const char* kResiduals[] = {"internal", "in place"};
+constexpr const char* kRules[] = {"lazy", "plain"};
+
+// The fields in the order in which they are compared: what a record is first, then what it says.
+struct Field {
+  const char* name;
+  std::string (*show)(const AgreementRecord&);
+};
+constexpr Field kFields[] = {
+    {"the format of the agreement",
+     [](const AgreementRecord& r) { return shown(uint64_t{r.version}); }},
+    {"name", [](const AgreementRecord& r) { return shown(r.name); }},
+    {"offset", [](const AgreementRecord& r) { return shown(r.offset); }},
+    {"count", [](const AgreementRecord& r) { return shown(r.count); }},
+    {"element type", [](const AgreementRecord& r) { return choice(r.dtype, kTypes); }},
+    {"role", [](const AgreementRecord& r) { return choice(r.role, kRoles); }},
+    {"payload", [](const AgreementRecord& r) { return choice(r.payload, kTypes); }},
+    {"residual", [](const AgreementRecord& r) { return choice(r.residual, kResiduals); }},
+    {"rule", [](const AgreementRecord& r) { return choice(r.rule, kRules); }},
+    {"sparsity", [](const AgreementRecord& r) { return shown(r.sparsity); }},
+    {"dense_steps", [](const AgreementRecord& r) { return shown(r.dense_steps); }},
+    {"ramp_steps", [](const AgreementRecord& r) { return shown(r.ramp_steps); }},
+    {"ramp_sparsity", [](const AgreementRecord& r) { return shown(r.ramp_sparsity); }},
+    {"beta1", [](const AgreementRecord& r) { return shown(r.beta1); }},
+    {"beta2", [](const AgreementRecord& r) { return shown(r.beta2); }},
+    {"eps", [](const AgreementRecord& r) { return shown(r.eps); }},
+    {"age_cap", [](const AgreementRecord& r) { return shown(r.age_cap); }},
+    {"step", [](const AgreementRecord& r) { return shown(r.step); }},
+    {"checksum of the replicated state",
+     [](const AgreementRecord& r) { return format("%016" PRIx64, r.checksum); }},
+};
+
+}  // namespace
+
+AgreementRecord make_agreement_record(const BufferConfig& config, uint64_t count, uint64_t step,
+                                      uint64_t checksum) {
+  AgreementRecord record;
+  record.dtype = config.dtype;
+  record.role = config.role;
+  record.payload = config.payload;
+  record.residual = config.residual;
+  record.rule = config.rule;
+  record.offset = config.offset;
+  record.count = count;
+  record.sparsity = config.sparsity;
+  record.dense_steps = config.dense_steps;
+  record.ramp_steps = config.ramp_steps;
+  record.ramp_sparsity = config.ramp_sparsity;
+  record.beta1 = config.beta1;
+  record.beta2 = config.beta2;
+  record.eps = config.eps;
+  record.age_cap = config.age_cap;
+  record.step = step;
+  record.checksum = checksum;
+  std::memcpy(record.name, config.name.data(), std::min(config.name.size(), sizeof(record.name)));
+  return record;
+}
+
+Status compare_records(const std::vector<AgreementRecord>& records) {
+  for (const Field& field : kFields) {
+    const std::string first = field.show(records[0]);
+    for (size_t rank = 1; rank < records.size(); ++rank) {
+      const std::string other = field.show(records[rank]);
+      if (other == first) continue;
+      return error(
+          SCAPE_ERR_MISMATCH,
+          "buffer %s: ranks disagree on %s: rank 0 has %s, rank %zu has %s; register it with "
+          "the same options, and load the same checkpoint, on every rank",
+          shown(records[0].name).c_str(), field.name, first.c_str(), rank, other.c_str());
+    }
+  }
+  return Status::Ok();
+}
+
+Status Agreement::start(Communicator& side, WorkPtr* work) {
+  all_.resize(static_cast<size_t>(side.size()));
+  const CallTag tag{.registered = true, .name = mine_.name};
+  return side.all_gather(&mine_, all_.data(), sizeof(mine_), DataType::kUint8, tag, work);
+}
+
+Status Agreement::finish() {
+  verdict_ = compare_records(all_);
+  return Status::Ok();
+}
+
+}  // namespace scape::plugin

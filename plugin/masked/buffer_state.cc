@@ -1,0 +1,229 @@
+#include "plugin/masked/buffer_state.h"
+
+#include <algorithm>
+#include <bit>
+#include <cinttypes>
+#include <cstring>
+#include <type_traits>
+
+#include "plugin/masked/crc.h"
+
+namespace scape::plugin {
+namespace {
+
+constexpr char kMagic[8] = {'S', 'C', 'A', 'P', 'E', 'b', 'u', 'f'};
+constexpr uint32_t kVersion = 1;
+
+// The saved form is the header, then the arrays in the order of BufferState, then the CRC of all
+// before it.
+struct Header {
+  char magic[8] = {};
+  uint32_t version = 0;
+  int32_t rank = 0;
+  int32_t ranks = 0;
+  int32_t dtype = 0;
+  int32_t role = 0;
+  int32_t rule = 0;
+  int32_t reduction = 0;
+  uint32_t residual_dirty = 0;
+  uint32_t flag_pending = 0;
+  uint32_t padding = 0;
+  double factor = 0;
+  uint64_t offset = 0;
+  uint64_t count = 0;
+  uint64_t step = 0;
+  uint64_t restamp_at = 0;
+  // Elements of each array.
+  uint64_t moment = 0;
+  uint64_t last = 0;
+  uint64_t residual = 0;
+  uint64_t mask = 0;
+  uint64_t before = 0;
+  uint64_t next = 0;
+  uint64_t decay = 0;
+  char name[64] = {};
+};
+static_assert(sizeof(Header) == 208 && std::is_trivially_copyable_v<Header>);
+static_assert(std::endian::native == std::endian::little);
+
+void append(std::vector<std::byte>* out, const void* data, size_t bytes) {
+  const auto* begin = static_cast<const std::byte*>(data);
+  out->insert(out->end(), begin, begin + bytes);
+}
+
+template <typename T>
+void append(std::vector<std::byte>* out, const std::vector<T>& values) {
+  append(out, values.data(), values.size() * sizeof(T));
+}
+
+template <typename T>
+void take(const std::byte** data, uint64_t count, std::vector<T>* values) {
+  values->resize(count);
+  if (count > 0) std::memcpy(values->data(), *data, count * sizeof(T));
+  *data += count * sizeof(T);
+}
+
+template <typename T>
+uint32_t crc_of(uint32_t crc, const std::vector<T>& values) {
+  return crc32(crc, values.data(), values.size() * sizeof(T));
+}
+
+Status damaged(const StateOwner& owner, const char* what) {
+  return error(SCAPE_ERR_DATA,
+               "saved state of buffer '%s' is damaged (%s); nothing was loaded: load another copy",
+               owner.config.name.c_str(), what);
+}
+
+Status foreign(const StateOwner& owner, const char* what, const std::string& saved,
+               const std::string& here) {
+  return error(
+      SCAPE_ERR_DATA,
+      "saved state of buffer '%s' is of %s %s, but here it is %s; nothing was loaded: give each "
+      "rank the state that it saved itself",
+      owner.config.name.c_str(), what, saved.c_str(), here.c_str());
+}
+
+Status check_owner(const StateOwner& owner, const Header& header) {
+  const auto check = [&](const char* what, uint64_t saved, uint64_t here) {
+    if (saved == here) return Status::Ok();
+    return foreign(owner, what, format("%" PRIu64, saved), format("%" PRIu64, here));
+  };
+  const std::string name(header.name, ::strnlen(header.name, sizeof(header.name)));
+  if (name != owner.config.name)
+    return foreign(owner, "name", "'" + name + "'", "'" + owner.config.name + "'");
+  SCAPE_RETURN_IF_ERROR(
+      check("world size", static_cast<uint64_t>(header.ranks), static_cast<uint64_t>(owner.ranks)));
+  SCAPE_RETURN_IF_ERROR(
+      check("rank", static_cast<uint64_t>(header.rank), static_cast<uint64_t>(owner.rank)));
+  SCAPE_RETURN_IF_ERROR(check("offset", header.offset, owner.config.offset));
+  SCAPE_RETURN_IF_ERROR(check("count", header.count, owner.count));
+  SCAPE_RETURN_IF_ERROR(
+      check("element type", static_cast<uint64_t>(header.dtype), owner.config.dtype));
+  SCAPE_RETURN_IF_ERROR(check("role", static_cast<uint64_t>(header.role), owner.config.role));
+  return check("update rule", static_cast<uint64_t>(header.rule), owner.config.rule);
+}
+
+// The arrays' sizes can only be what the buffer needs, or nothing.
+Status check_sizes(const StateOwner& owner, const Header& header) {
+  const uint64_t words = kernels::mask_words(owner.count);
+  const auto none_or = [](uint64_t size, uint64_t whole) { return size == 0 || size == whole; };
+  const bool fits = none_or(header.moment, owner.count) && none_or(header.last, owner.count) &&
+                    none_or(header.residual, owner.count) && none_or(header.mask, words) &&
+                    none_or(header.before, words) && none_or(header.next, words) &&
+                    header.decay <= DecayTable::kLongest + 1 && header.restamp_at <= owner.count;
+  return fits ? Status::Ok() : damaged(owner, "an array has an impossible size");
+}
+
+// A mask chosen under another schedule would not have the bits that the other ranks expect.
+Status check_next(const StateOwner& owner, const BufferState& state) {
+  if (state.next.empty()) return Status::Ok();
+  for (int q = 0; q < owner.ranks; ++q) {
+    const Partition part = partition_of(owner.count, owner.ranks, q);
+    const size_t expected = bits_at(owner.config, state.step, part.size());
+    const size_t found = kernels::ops().count_bits(state.next.data() + part.begin / 64,
+                                                   kernels::mask_words(part.size()));
+    if (found != expected) {
+      return foreign(owner, "mask bits in its next step", format("%zu", found),
+                     format("%zu (the sparsity or the schedule was changed)", expected));
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+uint64_t replicated_checksum(const BufferState& state) {
+  uint32_t crc = crc32(0, &state.step, sizeof(state.step));
+  crc = crc_of(crc, state.moment);
+  crc = crc_of(crc, state.last);
+  crc = crc_of(crc, state.mask);
+  crc = crc_of(crc, state.before);
+  return crc_of(crc, state.next);
+}
+
+void save_state(const StateOwner& owner, const BufferState& state, const float* residual,
+                std::vector<std::byte>* out) {
+  const std::vector<double> decay = state.decay.history();
+  Header header;
+  std::memcpy(header.magic, kMagic, sizeof(kMagic));
+  header.version = kVersion;
+  header.rank = owner.rank;
+  header.ranks = owner.ranks;
+  header.dtype = owner.config.dtype;
+  header.role = owner.config.role;
+  header.rule = owner.config.rule;
+  header.reduction = static_cast<int32_t>(state.reduction.op);
+  header.residual_dirty = state.residual_dirty;
+  header.flag_pending = state.flag_pending;
+  header.factor = state.reduction.factor;
+  header.offset = owner.config.offset;
+  header.count = owner.count;
+  header.step = state.step;
+  header.restamp_at = state.restamp_at;
+  header.moment = state.moment.size();
+  header.last = state.last.size();
+  header.residual = residual != nullptr ? owner.count : 0;
+  header.mask = state.mask.size();
+  header.before = state.before.size();
+  header.next = state.next.size();
+  header.decay = decay.size();
+  std::memcpy(header.name, owner.config.name.data(),
+              std::min(owner.config.name.size(), sizeof(header.name)));
+
+  out->clear();
+  append(out, &header, sizeof(header));
+  append(out, state.moment);
+  append(out, state.last);
+  append(out, residual, header.residual * sizeof(float));
+  append(out, state.mask);
+  append(out, state.before);
+  append(out, state.next);
+  append(out, decay);
+  const uint32_t crc = crc32(0, out->data(), out->size());
+  append(out, &crc, sizeof(crc));
+}
+
+Status load_state(const StateOwner& owner, const std::byte* data, size_t size, BufferState* out) {
+  Header header;
+  uint32_t crc;
+  if (size < sizeof(header) + sizeof(crc)) return damaged(owner, "it is cut");
+  std::memcpy(&header, data, sizeof(header));
+  if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0)
+    return damaged(owner, "it is something else");
+  if (header.version != kVersion) {
+    return foreign(owner, "format version", format("%u", header.version), format("%u", kVersion));
+  }
+  std::memcpy(&crc, data + size - sizeof(crc), sizeof(crc));
+  if (crc32(0, data, size - sizeof(crc)) != crc)
+    return damaged(owner, "its checksum does not match, or it is cut");
+  SCAPE_RETURN_IF_ERROR(check_owner(owner, header));
+  SCAPE_RETURN_IF_ERROR(check_sizes(owner, header));
+  const uint64_t expected = sizeof(header) + (header.moment + header.residual) * sizeof(float) +
+                            header.last * sizeof(uint16_t) +
+                            (header.mask + header.before + header.next) * sizeof(uint64_t) +
+                            header.decay * sizeof(double) + sizeof(crc);
+  if (size != expected) return damaged(owner, "its length is wrong");
+
+  BufferState state;
+  state.step = header.step;
+  state.reduction.op = static_cast<ReduceOp>(header.reduction);
+  state.reduction.factor = header.factor;
+  state.residual_dirty = header.residual_dirty != 0;
+  state.flag_pending = header.flag_pending != 0;
+  state.restamp_at = header.restamp_at;
+  const std::byte* next = data + sizeof(header);
+  take(&next, header.moment, &state.moment);
+  take(&next, header.last, &state.last);
+  take(&next, header.residual, &state.residual);
+  take(&next, header.mask, &state.mask);
+  take(&next, header.before, &state.before);
+  take(&next, header.next, &state.next);
+  std::vector<double> decay;
+  take(&next, header.decay, &decay);
+  state.decay.restore(decay);
+  SCAPE_RETURN_IF_ERROR(check_next(owner, state));
+  *out = std::move(state);
+  return Status::Ok();
+}
+
+}  // namespace scape::plugin

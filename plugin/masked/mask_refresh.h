@@ -1,0 +1,58 @@
+// One mask refresh: this rank chooses the bits of its partition, all ranks gather them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plugin/masked/agreement.h"
+#include "plugin/masked/masked_buffer.h"
+#include "plugin/masked/refresher.h"
+
+namespace scape::plugin {
+
+// Which partition a rank scores at a step. Lazy: ownership rotates; plain: it does not.
+int scored_partition(scape_rule rule, int rank, uint64_t t, int ranks);
+
+// Reusable: fill in with prepare() before each submission.
+class MaskRefresh final : public SideJob {
+ public:
+  // `agreement` may be null; where it finds a mismatch, the refresh ends without any traffic.
+  MaskRefresh(std::string name, size_t count, int rank, int ranks,
+              std::shared_ptr<const Agreement> agreement);
+
+  // For the mask of step t + 1, chosen in step t. Returns where the scores of this rank's partition
+  // are to be written, scored().size() of them.
+  float* prepare(const BufferConfig& config, uint64_t t);
+  const Partition& scored() const { return parts_[static_cast<size_t>(rank_)]; }
+
+  // Once done() with an ok status(): the mask, which may be swapped away, and what it took.
+  std::vector<uint64_t>& mask() { return mask_; }
+  size_t sent_bytes() const { return sent_.size(); }
+  uint64_t nanoseconds() const { return nanoseconds_; }
+
+ protected:
+  bool may_start(Status* obstacle) override;
+  Status start(Communicator& side, WorkPtr* work) override;
+  Status finish() override;
+
+ private:
+  const std::string name_;
+  const size_t count_;
+  const int rank_;
+  const std::shared_ptr<const Agreement> agreement_;
+
+  // By rank: the partition it scores, the bits it sets there, the bytes of their code.
+  std::vector<Partition> parts_;
+  std::vector<size_t> bits_;
+  std::vector<size_t> bytes_;
+
+  std::vector<float> scores_;
+  std::vector<uint64_t> mask_;
+  std::vector<std::byte> sent_;
+  std::vector<std::byte> received_;
+  uint64_t nanoseconds_ = 0;
+};
+
+}  // namespace scape::plugin

@@ -1,0 +1,51 @@
+// Payload codecs: how the masked values travel.
+//
+// A codec turns the k masked values of u, and one element that flags a non-finite value on this
+// rank, into what the all-reduce sums, and its result back into the k reduced values. A narrower
+// codec also leaves the rounding error of its own values, which is the sender's new residual.
+//
+// The flag is 0 or NaN: whatever is summed or multiplied with it, the result tells.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "plugin/communicator.h"
+#include "scape/scape.h"
+
+namespace scape::plugin {
+
+class PayloadCodec {
+ public:
+  virtual ~PayloadCodec() = default;
+
+  virtual DataType wire_type() const = 0;
+
+  // values: k masked values in index order, with room for one more; ages: of these elements, as the
+  // kernels take them. Returns the k + 1 elements of wire_type() to reduce in place; they live in
+  // `values` or in the codec, until the next encode().
+  virtual void* encode(float* values, const uint16_t* ages, size_t k, bool flag,
+                       const kernels::StepParams& params) = 0;
+
+  // Takes the reduced elements back: values[0 .. k) in the scale of u, values[k] the reduced flag.
+  virtual void decode(float* values, const uint16_t* ages, size_t k,
+                      const kernels::StepParams& params) = 0;
+
+  // The k rounding errors of the last encode(), in the scale of u; null for a codec that has none.
+  virtual const float* error() const = 0;
+};
+
+// fp32: the values themselves, no copy.
+//
+// bf16: (1 - beta1^age) * u / age, rounded to nearest; summed in fp32 by the communicator and
+// rounded once more to bf16. Of these two roundings the first is fed back. The second cannot be: it
+// is made inside the one-phase all-reduce, and no rank sees the sum before it. It is the same on
+// all ranks, unbiased, and at most 2^-9 of the value that is applied, once; the rule that the owner
+// of a slice keeps it (docs/algorithm.md) belongs to two-phase codecs, whose owner does the
+// rounding.
+std::unique_ptr<PayloadCodec> make_payload_codec(scape_dtype payload);
+
+}  // namespace scape::plugin

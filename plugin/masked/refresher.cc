@@ -1,0 +1,206 @@
+#include "plugin/masked/refresher.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "base/settings.h"
+#include "plugin/masked/masked_buffer.h"
+
+namespace scape::plugin {
+namespace {
+
+// How long the thread sleeps at most while a job is under way: a new job is no event of the
+// transport, and must not wait long behind one whose peers are late.
+constexpr int kEventTimeoutMs = 1;
+
+// How long a stopping thread goes on with what is under way, so that peers that are about to get
+// their last mask do get it.
+constexpr std::chrono::milliseconds kFarewell{50};
+
+}  // namespace
+
+Refresher::Refresher(std::shared_ptr<Communicator> communicator)
+    : communicator_(std::move(communicator)), owner_(::getpid()) {}
+
+Refresher::~Refresher() {
+  if (!in_owner_process()) {
+    // The thread and the state of the locks stayed in the parent.
+    (void)thread_.release();
+    (void)new std::shared_ptr<Communicator>(side_);
+    (void)new std::shared_ptr<Communicator>(communicator_);
+    return;
+  }
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  if (thread_) thread_->join();
+}
+
+bool Refresher::in_owner_process() const { return ::getpid() == owner_; }
+
+uint64_t Refresher::take_turn() { return next_turn_.fetch_add(1, std::memory_order_relaxed); }
+
+bool Refresher::is_turn(uint64_t turn) const {
+  return turn_.load(std::memory_order_acquire) == turn;
+}
+
+void Refresher::end_turn(uint64_t turn) { turn_.store(turn + 1, std::memory_order_release); }
+
+Status Refresher::start_side_channel() {
+  std::lock_guard lock(mutex_);
+  if (side_work_ || !failure_.ok()) return failure_;
+  failure_ = communicator_->side_channel(&side_, &side_work_);
+  return failure_;
+}
+
+bool Refresher::side_channel_ready(Status* status) {
+  std::lock_guard lock(mutex_);
+  if (!thread_ && failure_.ok()) {
+    if (!side_work_->done()) return false;
+    failure_ = side_work_->status();
+    if (failure_.ok()) thread_ = std::make_unique<std::thread>([this] { run(); });
+  }
+  *status = failure_;
+  return true;
+}
+
+void Refresher::submit(const std::shared_ptr<SideJob>& job) {
+  std::lock_guard lock(mutex_);
+  job->ready_ = false;
+  job->status_ = Status::Ok();
+  job->done_.store(false, std::memory_order_relaxed);
+  queue_.push_back(job);
+}
+
+void Refresher::ready(const std::shared_ptr<SideJob>& job) {
+  {
+    std::lock_guard lock(mutex_);
+    job->ready_ = true;
+    if (!failure_.ok()) {
+      std::erase(queue_, job);
+      job->status_ = failure_;
+      job->done_.store(true, std::memory_order_release);
+    }
+  }
+  wake_.notify_one();
+}
+
+void Refresher::cancel(const std::shared_ptr<SideJob>& job, const Status& why) {
+  {
+    std::lock_guard lock(mutex_);
+    if (job->done() || job->ready_) return;
+    std::erase(queue_, job);
+    job->status_ = why;
+    job->done_.store(true, std::memory_order_release);
+  }
+  wake_.notify_one();
+}
+
+Status Refresher::wait(const SideJob& job) {
+  std::unique_lock lock(mutex_);
+  const double seconds = settings().timeout_s;
+  if (!finished_.wait_for(lock, std::chrono::duration<double>(seconds),
+                          [&] { return job.done(); })) {
+    return error(
+        SCAPE_ERR_TIMEOUT,
+        "%s: peers did not answer on the side channel within %g s; see whether a rank died "
+        "or is stopped, or raise SCAPE_TIMEOUT",
+        std::string(communicator_->name()).c_str(), seconds);
+  }
+  return job.status();
+}
+
+void Refresher::end(const std::shared_ptr<SideJob>& job, const Status& status) {
+  {
+    std::lock_guard lock(mutex_);
+    job->status_ = status;
+    job->done_.store(true, std::memory_order_release);
+  }
+  finished_.notify_all();
+}
+
+std::shared_ptr<SideJob> Refresher::take_startable() {
+  while (!queue_.empty() && queue_.front()->ready_) {
+    std::shared_ptr<SideJob> job = queue_.front();
+    Status obstacle;
+    if (!job->may_start(&obstacle)) return nullptr;
+    queue_.pop_front();
+    if (obstacle.ok()) return job;
+    job->status_ = obstacle;
+    job->done_.store(true, std::memory_order_release);
+    finished_.notify_all();
+  }
+  return nullptr;
+}
+
+bool Refresher::complete_oldest(Status* status) {
+  if (!running_.front().work->done()) return false;
+  *status = running_.front().work->status();
+  if (status->ok()) *status = running_.front().job->finish();
+  if (!status->ok()) return true;
+  const Running oldest = std::move(running_.front());
+  running_.pop_front();
+  end(oldest.job, Status::Ok());
+  return true;
+}
+
+void Refresher::fail(const Status& why) {
+  side_->abort(why);
+  communicator_->abort(why);
+  std::lock_guard lock(mutex_);
+  failure_ = why;
+  const auto end_job = [&](const std::shared_ptr<SideJob>& job) {
+    job->status_ = why;
+    job->done_.store(true, std::memory_order_release);
+  };
+  for (const Running& under_way : running_) end_job(under_way.job);
+  // Those that are not ready yet end in ready().
+  std::erase_if(queue_, [&](const std::shared_ptr<SideJob>& job) {
+    if (job->ready_) end_job(job);
+    return job->ready_;
+  });
+  finished_.notify_all();
+}
+
+void Refresher::run() {
+  std::chrono::steady_clock::time_point leave = std::chrono::steady_clock::time_point::max();
+  for (;;) {
+    std::shared_ptr<SideJob> next;
+    {
+      std::unique_lock lock(mutex_);
+      if (running_.empty()) {
+        wake_.wait(lock, [&] { return (next = take_startable()) != nullptr || stop_; });
+      } else {
+        next = take_startable();
+      }
+      if (stop_) {
+        const auto now = std::chrono::steady_clock::now();
+        leave = std::min(leave, now + kFarewell);
+        if ((running_.empty() && !next) || now >= leave) return;
+      }
+    }
+    Status status;
+    if (next) {
+      running_.push_back({next, nullptr});
+      status = next->start(*side_, &running_.back().work);
+    } else if (const bool moved = side_->progress(); !complete_oldest(&status) && !moved) {
+      side_->wait_event(kEventTimeoutMs);
+    }
+    if (!status.ok()) {
+      fail(status);
+      return;
+    }
+  }
+}
+
+std::shared_ptr<Refresher> make_refresher(std::shared_ptr<Communicator> communicator) {
+  return std::make_shared<Refresher>(std::move(communicator));
+}
+
+}  // namespace scape::plugin
