@@ -177,7 +177,12 @@ def call(name, *args):
     status = entry(*args)
     if status != Status.OK:
         text = function("scape_last_error")().decode(errors="replace")
-        raise ScapeError(status, text or f"{name}: {Status(status).name.lower()}")
+        raise ScapeError(status, text or f"{name}: {status_string(status)}")
+
+
+def status_string(status):
+    """What a status means, in the library's words."""
+    return function("scape_status_string")(status).decode(errors="replace")
 
 
 def version():

@@ -1,0 +1,80 @@
+"""Where the package and the library under test are, and how to start ranks."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(ROOT, "python"))
+
+from scape import run as launcher
+
+
+@pytest.fixture(scope="session")
+def root():
+    """The source tree."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def library():
+    """libscape_nccl.so under test: SCAPE_LIB as ctest sets it, or the release build's."""
+    try:
+        return launcher.find_library()
+    except launcher.LaunchError as error:
+        pytest.fail(str(error))
+
+
+def clean_environment():
+    """This environment without what would steer a rank."""
+    drop = ("LD_PRELOAD", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in drop and not name.startswith("SCAPE_")
+    }
+    environment["PYTHONPATH"] = os.path.join(ROOT, "python")
+    environment["OMP_NUM_THREADS"] = "1"
+    return environment
+
+
+def run_ranks(script, size, *arguments, preload=None, environment=None, timeout=120):
+    """Starts `size` ranks of a script of this folder, as torchrun would; returns [(status, stdout, stderr)]."""
+    base = clean_environment()
+    if preload:
+        base.update(LD_PRELOAD=preload, SCAPE_MODE="host")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    base.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(size))
+    base.update(environment or {})
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, os.path.join(HERE, script), *map(str, arguments)],
+            env={**base, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    results = []
+    try:
+        for process in ranks:
+            out, err = process.communicate(timeout=timeout)
+            results.append((process.returncode, out, err))
+    finally:
+        for process in ranks:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+    return results
+
+
+def assert_all_ended_well(results):
+    for rank, (status, out, err) in enumerate(results):
+        assert status == 0, f"rank {rank} ended with {status}\n{out}\n{err}"

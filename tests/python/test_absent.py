@@ -1,0 +1,99 @@
+"""Without the library in the process (F03): helpers say so, training is dense, "required" stops it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import scape
+from conftest import assert_all_ended_well, clean_environment, run_ranks
+
+TRAIN = """
+import torch, scape
+p = torch.nn.Parameter(torch.ones(4, 4))
+optimizer = scape.AdamS([p], lr=0.1, sparsity=0.9)
+print("made", optimizer.is_sparse)
+(p * p).sum().backward()
+optimizer.step()
+print("stepped", p.detach().unique().numel())
+"""
+
+
+def run(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**clean_environment(), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_helpers_say_so():
+    assert scape.is_active() is False
+    assert scape.version() is None
+    import torch
+
+    for call in (
+        scape.require,
+        scape.stats,
+        scape.save_state,
+        lambda: scape.next_call("x"),
+        lambda: scape.load_state(b""),
+        lambda: scape.register(torch.zeros(8)),
+        lambda: scape.read_mask(torch.zeros(8)),
+        lambda: scape.flush(torch.zeros(8), torch.zeros(8)),
+    ):
+        with pytest.raises(scape.ScapeError, match="LD_PRELOAD") as caught:
+            call()
+        assert caught.value.status == scape.Status.INACTIVE
+
+
+def test_training_is_dense_and_says_so_once():
+    result = run(TRAIN + "scape.AdamS([torch.nn.Parameter(torch.ones(2, 2))], sparsity=0.9)\n")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "made False\nstepped 1\n"
+    assert result.stderr.count("AdamS trains dense") == 1
+    assert "LD_PRELOAD" in result.stderr
+
+
+def test_required_stops_before_the_first_step():
+    result = run(TRAIN, SCAPE_REQUIRED="1")
+    assert result.returncode != 0
+    assert result.stdout == ""
+    assert "libscape_nccl.so is not in the process" in result.stderr
+
+
+def test_a_missing_file_in_ld_preload_is_noticed():
+    result = run(TRAIN, SCAPE_REQUIRED="on", LD_PRELOAD="/nowhere/libscape_nccl.so")
+    assert result.returncode != 0 and result.stdout == ""
+
+
+def test_asked_for_by_name_it_must_be_there():
+    import torch
+
+    with pytest.raises(scape.ScapeError, match="LD_PRELOAD"):
+        scape.AdamS([torch.nn.Parameter(torch.ones(2, 2))], use_scape=True)
+
+
+def test_host_tensors_are_not_handed_to_a_real_nccl():
+    code = """
+import torch
+from scape import nccl
+class Handle(nccl.Communicator):
+    def __init__(self): self.rank, self.size, self._handle = 0, 1, None
+try:
+    Handle().all_reduce(torch.ones(4))
+except nccl.NcclError as error:
+    print(error)
+"""
+    assert "host memory" in run(code).stdout
+
+
+def test_two_ranks_train_dense_over_gloo(tmp_path):
+    results = run_ranks("worker_dense.py", 2, tmp_path)
+    assert_all_ended_well(results)
+    first, second = (open(tmp_path / f"{rank}.bin", "rb").read() for rank in (0, 1))
+    assert first == second and len(first) > 0
+    assert os.path.exists(tmp_path / "reference_matches")

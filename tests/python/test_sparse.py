@@ -1,0 +1,61 @@
+"""scape.AdamS and scape.wrap() through the real, preloaded library, against the NumPy simulation."""
+
+import numpy as np
+import pytest
+
+from adams_reference import Simulation
+from conftest import assert_all_ended_well, run_ranks
+
+
+def run_case(case, size, folder, library):
+    assert_all_ended_well(run_ranks("worker_sparse.py", size, case, folder, preload=library))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_fused_steps_equal_the_simulation(size, tmp_path, library):
+    run_case("fused", size, tmp_path, library)
+    ranks = [np.load(tmp_path / f"{rank}.npz") for rank in range(size)]
+    for name in ("masks", "thetas", "moments", "ages", "vector"):
+        for other in ranks[1:]:
+            np.testing.assert_array_equal(ranks[0][name], other[name], err_msg=name)
+
+    import torch
+
+    torch.manual_seed(5)
+    theta = torch.randn(37, 30).numpy().ravel()
+    generator = torch.Generator().manual_seed(11)
+    gradients = torch.randn(24, size, 37, 30, generator=generator) * torch.logspace(-2, 1, 30)
+    simulation = Simulation(
+        theta, size, sparsity=0.9, beta1=0.9, beta2=0.95, eps=1e-8, age_cap=100, dense=3, ramp=6,
+        ramp_sparsity=0.5,
+    )
+    for step in range(24):
+        mask = simulation.mask.copy()
+        np.testing.assert_array_equal(ranks[0]["masks"][step], mask, err_msg=f"mask of step {step}")
+        simulation.step([g.numpy().ravel() for g in gradients[step]], 0.01 / (1 + step), 0.1)
+        for rank in range(size):
+            np.testing.assert_allclose(
+                ranks[rank]["residuals"][step], simulation.residual[rank], rtol=1e-5, atol=1e-6
+            )
+        np.testing.assert_allclose(
+            ranks[0]["moments"][step], simulation.m, rtol=1e-4, atol=1e-6, err_msg=f"m of step {step}"
+        )
+        np.testing.assert_allclose(
+            ranks[0]["thetas"][step].ravel(), simulation.theta, rtol=1e-4, atol=1e-5,
+            err_msg=f"theta of step {step}",
+        )
+        off = ~mask
+        np.testing.assert_array_equal(ranks[0]["ages"][step][off], step - simulation.last[off])
+
+
+@pytest.mark.parametrize("case, size", [("internal", 2), ("resume", 1), ("resume", 2), ("rules", 2)])
+def test_case(case, size, tmp_path, library):
+    run_case(case, size, tmp_path, library)
+
+
+@pytest.mark.parametrize("case, size", [("flush", 2), ("hooked", 2), ("hooked", 1)])
+def test_ranks_stay_alike(case, size, tmp_path, library):
+    run_case(case, size, tmp_path, library)
+    thetas = [np.load(tmp_path / f"{rank}.npz")["theta"] for rank in range(size)]
+    for other in thetas[1:]:
+        np.testing.assert_array_equal(thetas[0], other)
