@@ -21,7 +21,9 @@ class _Bucket:
         self.name = name
         self.flat = flat
         self.sparsity = sparsity
-        self.moment = None  # dense training only; the library keeps its own
+        # Of dense training; with Scape the library keeps it, and this is what was loaded until the
+        # next call takes it over.
+        self.moment = None
         self.registration = None
         self.registered_as = None  # the betas and eps of the registration
         self.called = False  # the library has met a call of this buffer
@@ -220,6 +222,8 @@ class AdamS(torch.optim.Optimizer):
         for bucket in self._buckets:
             bucket.called = True
             bucket.version = bucket.flat.grad._version
+            if self._sparse:
+                bucket.moment = None
         self._reduced = True
 
     @torch.no_grad()
@@ -323,12 +327,10 @@ class AdamS(torch.optim.Optimizer):
         if self._reduced:
             raise lib.ScapeError(lib.Status.USAGE, "state_dict() between all_reduce() and step()")
         for bucket in self._buckets:
-            if not self._sparse:
-                moment = bucket.dense_moment()
-            elif bucket.called:
+            if self._sparse and bucket.called:
                 moment = _api.read_moment(bucket.flat.grad).to(bucket.flat.param.device)
             else:
-                moment = torch.zeros_like(bucket.flat.param)
+                moment = bucket.dense_moment()
             for parameter, view in bucket.flat.views(moment):
                 self.state[parameter] = {"step": self._steps, "exp_avg": view}
         packed = super().state_dict()
@@ -375,13 +377,15 @@ class AdamS(torch.optim.Optimizer):
                 if registered_as != bucket.registered_as:
                     bucket.registration.unregister()
                     self._register(bucket)
-            else:
-                for parameter, view in bucket.flat.views(bucket.dense_moment()):
-                    entry = self.state.get(parameter)
-                    if entry is None:
-                        view.zero_()
-                    else:
-                        view.copy_(entry["exp_avg"])
+                # The library takes the state over at the next call, residual included: until then
+                # its answers, and its mask, are not those of what was loaded.
+                bucket.called = False
+            for parameter, view in bucket.flat.views(bucket.dense_moment()):
+                entry = self.state.get(parameter)
+                if entry is None:
+                    view.zero_()
+                else:
+                    view.copy_(entry["exp_avg"])
             bucket.version = bucket.flat.grad._version
         self.state.clear()
         if self._sparse and saved["library"] is not None:
