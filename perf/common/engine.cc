@@ -167,12 +167,13 @@ class DenseRun {
 };
 
 Status run_dense(Session& session, const Shape& shape, Type type, Op op, int root, bool in_place,
-                 Figures* figures) {
+                 TestData& data, Figures* figures) {
   Operator operation;
   SCAPE_RETURN_IF_ERROR(Operator::make(session, type, op, &operation));
   const DenseRun run(session, shape, type, operation.value(), root, in_place);
-  TestData data;
-  SCAPE_RETURN_IF_ERROR(make_test_data(session, type, op, &data));
+  // Results of an earlier line must not pass for this one's.
+  data.input.set_seed(++session.seed);
+  data.expected.set_seed(session.seed);
   for (int i = 0; i < session.options.aggregated; ++i) run.fill(data, run.place(i));
 
   SCAPE_RETURN_IF_ERROR(time_calls(
@@ -195,7 +196,6 @@ Status run_dense(Session& session, const Shape& shape, Type type, Op op, int roo
   double sum = 0;
   SCAPE_RETURN_IF_ERROR(sum_over_ranks(session.control, static_cast<double>(wrong), &sum));
   figures->wrong = static_cast<uint64_t>(sum);
-  ++session.seed;
   return Status::Ok();
 }
 
@@ -217,6 +217,8 @@ Status run_table(Session& session, Report& report, Verdict* verdict) {
   }
   for (const Type type : options.types) {
     for (const Op op : options.ops) {
+      TestData data;
+      if (!options.sparse) SCAPE_RETURN_IF_ERROR(make_test_data(session, type, op, &data));
       for (const int root : roots) {
         for (const size_t bytes : options.sizes()) {
           const Shape shape =
@@ -235,7 +237,8 @@ Status run_table(Session& session, Report& report, Verdict* verdict) {
               SCAPE_RETURN_IF_ERROR(run_masked(session, shape.argument, type, op, in_place, figures,
                                                &verdict->in_force));
             } else {
-              SCAPE_RETURN_IF_ERROR(run_dense(session, shape, type, op, root, in_place, figures));
+              SCAPE_RETURN_IF_ERROR(
+                  run_dense(session, shape, type, op, root, in_place, data, figures));
             }
             verdict->wrong += figures->wrong;
           }
@@ -301,11 +304,20 @@ Status time_calls(Session& session, const std::function<NcclResult()>& call,
     SCAPE_RETURN_IF_ERROR(checked_call());
     SCAPE_RETURN_IF_ERROR(between());
   }
+  int iterations = options.iterations;
+  if (options.seconds > 0) {
+    const Clock::time_point start = Clock::now();
+    SCAPE_RETURN_IF_ERROR(checked_call());
+    std::vector<double> each;
+    SCAPE_RETURN_IF_ERROR(session.control.all_gather(microseconds(Clock::now() - start), &each));
+    SCAPE_RETURN_IF_ERROR(between());
+    iterations = static_cast<int>(std::clamp(options.seconds * 1e6 / each[0], 5.0, 2000.0));
+  }
   std::vector<double> times;
-  times.reserve(static_cast<size_t>(options.iterations));
+  times.reserve(static_cast<size_t>(iterations));
   SCAPE_RETURN_IF_ERROR(session.control.barrier());
   const std::optional<uint64_t> sent_before = wire_bytes_sent(session.nccl);
-  for (int i = 0; i < options.iterations; ++i) {
+  for (int i = 0; i < iterations; ++i) {
     const Clock::time_point start = Clock::now();
     SCAPE_RETURN_IF_ERROR(checked_call());
     times.push_back(microseconds(Clock::now() - start));
@@ -314,7 +326,7 @@ Status time_calls(Session& session, const std::function<NcclResult()>& call,
   SCAPE_RETURN_IF_ERROR(session.control.barrier());
   const std::optional<uint64_t> sent_after = wire_bytes_sent(session.nccl);
 
-  const double mean = std::accumulate(times.begin(), times.end(), 0.0) / options.iterations;
+  const double mean = std::accumulate(times.begin(), times.end(), 0.0) / iterations;
   std::vector<double> all;
   SCAPE_RETURN_IF_ERROR(session.control.all_gather(mean, &all));
   switch (options.average) {
@@ -335,6 +347,7 @@ Status time_calls(Session& session, const std::function<NcclResult()>& call,
   auto quantile = [&](double q) {
     return times[static_cast<size_t>(q * static_cast<double>(times.size() - 1) + 0.5)];
   };
+  figures->calls = iterations;
   figures->least_us = times.front();
   figures->median_us = quantile(0.5);
   figures->p99_us = quantile(0.99);
@@ -343,7 +356,7 @@ Status time_calls(Session& session, const std::function<NcclResult()>& call,
     double sent = 0;
     SCAPE_RETURN_IF_ERROR(
         sum_over_ranks(session.control, static_cast<double>(*sent_after - *sent_before), &sent));
-    figures->wire_bytes = sent / session.control.ranks() / options.iterations;
+    figures->wire_bytes = sent / session.control.ranks() / iterations;
   }
   return Status::Ok();
 }

@@ -84,6 +84,9 @@ bool parse_options(const Collective& collective, int argc, char** argv, Options*
   app.add_option("-n,--iters", options.iterations, "timed calls a size")
       ->check(CLI::Range(1, 10000000))
       ->capture_default_str();
+  app.add_option("--seconds", options.seconds,
+                 "instead of -n: as many calls a size as take about this long, 5 to 2000")
+      ->check(CLI::Range(0.0, 1e5));
   app.add_option("-w,--warmup_iters", options.warmup, "calls before them that are not timed")
       ->check(CLI::Range(0, 10000000))
       ->capture_default_str();

@@ -17,6 +17,7 @@ struct Options {
   size_t step_bytes = size_t{1} << 20;
   double step_factor = 1;  // above 1: sizes grow by it instead of by step_bytes
   int iterations = 20;
+  double seconds = 0;  // above 0: as many calls as take about this long, instead of `iterations`
   int warmup = 1;
   int checks = 1;
   int aggregated = 1;

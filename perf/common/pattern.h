@@ -18,12 +18,15 @@ namespace scape::perf {
 
 class Pattern {
  public:
-  static constexpr size_t kTable = 65521;  // a prime: no power-of-two distance maps onto itself
+  static constexpr size_t kTable = 16381;  // a prime: no power-of-two distance maps onto itself
   static constexpr size_t kBlock = 2048;
 
   Pattern() = default;
   // `elements`: the bits of kTable elements. `tolerance`: relative difference that check() allows.
   Pattern(Type type, const std::vector<uint64_t>& elements, uint64_t seed, double tolerance = 0);
+
+  // The same table in other places.
+  void set_seed(uint64_t seed) { seed_ = seed; }
 
   // Elements first .. first + count of the endless buffer, to dst.
   void fill(void* dst, size_t first, size_t count) const;

@@ -29,10 +29,15 @@ std::string host_name() {
 
 nlohmann::ordered_json to_json(const Figures& figures) {
   nlohmann::ordered_json json = {
-      {"time_us", figures.time_us},          {"min_us", figures.least_us},
-      {"median_us", figures.median_us},      {"p99_us", figures.p99_us},
-      {"max_us", figures.most_us},           {"algbw_gbps", figures.algorithm_bandwidth},
-      {"busbw_gbps", figures.bus_bandwidth}, {"roof_percent", figures.roof_percent},
+      {"calls", figures.calls},
+      {"time_us", figures.time_us},
+      {"min_us", figures.least_us},
+      {"median_us", figures.median_us},
+      {"p99_us", figures.p99_us},
+      {"max_us", figures.most_us},
+      {"algbw_gbps", figures.algorithm_bandwidth},
+      {"busbw_gbps", figures.bus_bandwidth},
+      {"roof_percent", figures.roof_percent},
   };
   json["wrong"] = figures.checked ? nlohmann::ordered_json(figures.wrong) : nullptr;
   json["wire_bytes"] = figures.wire_bytes ? nlohmann::ordered_json(*figures.wire_bytes) : nullptr;
@@ -140,7 +145,6 @@ Status Report::finish(uint64_t wrong) {
       {"library", nccl_.path},
       {"nccl_version", nccl_.version},
       {"ranks", ranks_},
-      {"iterations", options_.iterations},
       {"sparsity", options_.sparse ? nlohmann::ordered_json(options_.sparsity) : nullptr},
       {"results", results_},
       {"out_of_bounds", wrong},

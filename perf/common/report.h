@@ -28,6 +28,7 @@ struct MaskedFigures {
 // One half of a line: the call out of place, or in place.
 struct Figures {
   double time_us = 0;  // over ranks as -a says, mean over calls
+  int calls = 0;
   double least_us = 0, median_us = 0, p99_us = 0, most_us = 0;  // rank 0's calls
   double algorithm_bandwidth = 0;                               // GB/s
   double bus_bandwidth = 0;
