@@ -113,7 +113,7 @@ TEST(PerfTest, AWrongElementFails) {
     EXPECT_EQ(result.code, 1) << result.output;
     EXPECT_NE(result.output.find("FAILED"), std::string::npos) << result.output;
   }
-  // Only the first step's input is right, so a masked call's residual is not either.
+  // Masked calls are checked as strictly.
   const Outcome masked =
       run(preload("corrupt", 1) + program("all_reduce") + "-g 2 -n 2 -b 4K -s 0.9");
   EXPECT_EQ(masked.code, 1) << masked.output;
