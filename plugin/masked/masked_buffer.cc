@@ -68,12 +68,6 @@ const std::byte* at(const void* base, Type type, size_t index) {
   return static_cast<const std::byte*>(base) + index * kernels::size_of(type);
 }
 
-void clear_nonfinite(float* values, size_t n) {
-  for (size_t j = 0; j < n; ++j) {
-    if (!std::isfinite(values[j])) values[j] = 0;
-  }
-}
-
 class MaskedBufferImpl final : public MaskedBuffer {
  public:
   MaskedBufferImpl(std::shared_ptr<Communicator> communicator, std::shared_ptr<Refresher> refresher,
