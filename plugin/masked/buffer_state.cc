@@ -46,14 +46,22 @@ struct Header {
 static_assert(sizeof(Header) == 208 && std::is_trivially_copyable_v<Header>);
 static_assert(std::endian::native == std::endian::little);
 
-void append(std::vector<std::byte>* out, const void* data, size_t bytes) {
-  const auto* begin = static_cast<const std::byte*>(data);
-  out->insert(out->end(), begin, begin + bytes);
+uint64_t saved_bytes(const Header& header) {
+  return sizeof(header) + (header.moment + header.residual) * sizeof(float) +
+         header.last * sizeof(uint16_t) +
+         (header.mask + header.before + header.next) * sizeof(uint64_t) +
+         header.decay * sizeof(double) + sizeof(uint32_t);
+}
+
+void put(std::byte** at, const void* data, size_t bytes) {
+  if (bytes == 0) return;
+  std::memcpy(*at, data, bytes);
+  *at += bytes;
 }
 
 template <typename T>
-void append(std::vector<std::byte>* out, const std::vector<T>& values) {
-  append(out, values.data(), values.size() * sizeof(T));
+void put(std::byte** at, const std::vector<T>& values) {
+  put(at, values.data(), values.size() * sizeof(T));
 }
 
 template <typename T>
@@ -170,17 +178,18 @@ void save_state(const StateOwner& owner, const BufferState& state, const float* 
   std::memcpy(header.name, owner.config.name.data(),
               std::min(owner.config.name.size(), sizeof(header.name)));
 
-  out->clear();
-  append(out, &header, sizeof(header));
-  append(out, state.moment);
-  append(out, state.last);
-  append(out, residual, header.residual * sizeof(float));
-  append(out, state.mask);
-  append(out, state.before);
-  append(out, state.next);
-  append(out, decay);
-  const uint32_t crc = crc32(0, out->data(), out->size());
-  append(out, &crc, sizeof(crc));
+  out->resize(saved_bytes(header));
+  std::byte* at = out->data();
+  put(&at, &header, sizeof(header));
+  put(&at, state.moment);
+  put(&at, state.last);
+  put(&at, residual, header.residual * sizeof(float));
+  put(&at, state.mask);
+  put(&at, state.before);
+  put(&at, state.next);
+  put(&at, decay);
+  const uint32_t crc = crc32(0, out->data(), out->size() - sizeof(crc));
+  put(&at, &crc, sizeof(crc));
 }
 
 Status load_state(const StateOwner& owner, const std::byte* data, size_t size, BufferState* out) {
@@ -198,11 +207,7 @@ Status load_state(const StateOwner& owner, const std::byte* data, size_t size, B
     return damaged(owner, "its checksum does not match, or it is cut");
   SCAPE_RETURN_IF_ERROR(check_owner(owner, header));
   SCAPE_RETURN_IF_ERROR(check_sizes(owner, header));
-  const uint64_t expected = sizeof(header) + (header.moment + header.residual) * sizeof(float) +
-                            header.last * sizeof(uint16_t) +
-                            (header.mask + header.before + header.next) * sizeof(uint64_t) +
-                            header.decay * sizeof(double) + sizeof(crc);
-  if (size != expected) return damaged(owner, "its length is wrong");
+  if (size != saved_bytes(header)) return damaged(owner, "its length is wrong");
 
   BufferState state;
   state.step = header.step;
