@@ -10,30 +10,42 @@
 
 namespace scape::plugin {
 
-// The 128 bytes of a ncclUniqueId: version, mode, addresses of the root's listening socket, port, a random
-// 64-bit cookie.
+// The 128 bytes of a ncclUniqueId: version, mode, addresses of the root's listening socket, port, a
+// random 64-bit cookie.
 struct UniqueId {
   std::array<std::byte, 128> bytes{};
 };
 
-// Opens the listening socket that ranks will meet at and writes its address into *id. The socket belongs to
-// this process until rank 0 (or any rank, here) takes it in create(), or the time-out ends it.
+// Opens the listening socket that ranks will meet at and writes its address into *id. A thread of
+// this process serves them there, whichever rank it will be, until all have come or the time is
+// over; then both are gone.
 Status make_unique_id(UniqueId* id);
 
 // True when the bytes are a Scape host-mode id (and not a real NCCL's).
 bool is_host_unique_id(const UniqueId& id);
 
-// Blocking and collective: meets the other ranks at the id and connects the transport. Errors (a rank twice, other world
-// sizes, other transports, a used id, nobody there in time) are reported on every rank that came.
-Status create_communicator(const UniqueId& id, int rank, int size, std::shared_ptr<Communicator>* out);
+// Blocking and collective: meets the other ranks at the id and connects the transport. Errors (a
+// rank twice, other world sizes, other transports, a used id, nobody there in time) are reported on
+// every rank that came. A single rank needs nobody and opens no socket.
+Status create_communicator(const UniqueId& id, int rank, int size,
+                           std::shared_ptr<Communicator>* out);
 
-// Blocking and collective over the parent: ranks of the same color, ordered by (key, rank), form a communicator; color < 0
-// (NCCL_SPLIT_NOCOLOR): *out is null.
-Status split_communicator(Communicator& parent, int color, int key, std::shared_ptr<Communicator>* out);
+// Blocking and collective over the parent: ranks of the same color, ordered by (key, rank), form a
+// communicator; color < 0 (NCCL_SPLIT_NOCOLOR): *out is null. The parent need not outlive it.
+Status split_communicator(Communicator& parent, int color, int key,
+                          std::shared_ptr<Communicator>* out);
 
-// Blocking, collective over the ranks that stay: `excluded` are ranks of the parent that take no part (they may be
-// dead: the parent may have failed). New ranks keep the old order.
-Status shrink_communicator(Communicator& parent, std::span<const int> excluded, std::shared_ptr<Communicator>* out);
+// Blocking, collective over the ranks that stay: `excluded` are ranks of the parent that take no
+// part (they may be dead: the parent may have failed). New ranks keep the old order.
+Status shrink_communicator(Communicator& parent, std::span<const int> excluded,
+                           std::shared_ptr<Communicator>* out);
+
+// Blocking, collective over the parent's ranks and the new ones, as ncclCommGrow. A rank of the
+// parent passes the parent and keeps its rank; one of them, the root, passes the id (from
+// make_unique_id()), the others null. A new rank passes no parent, the id, and its rank in parent's
+// size .. size - 1.
+Status grow_communicator(Communicator* parent, const UniqueId* id, int rank, int size,
+                         std::shared_ptr<Communicator>* out);
 
 // Bytes moved by all transports of the process so far.
 ByteCounters process_counters();

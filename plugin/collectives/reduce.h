@@ -31,7 +31,8 @@ struct ReduceCall {
 // out = ((in[0] op in[1]) op in[2]) ...
 void reduce(const ReduceCall& call);
 
-// out = in * this rank's factor, as accumulation_type(type). `out` may equal `in` where the types do.
+// out = in * this rank's factor, as accumulation_type(type). `out` may equal `in` where the types
+// do.
 void scale(DataType type, const Reduction& reduction, void* out, const void* in, size_t n);
 
 namespace detail {

@@ -1,6 +1,6 @@
 // The element-wise loops, compiled once per instruction set (see CMakeLists.txt). Plain loops over
-// blocks that the compiler vectorises; everything is in an unnamed namespace, so that no copy built for
-// one CPU can stand in for another's.
+// blocks that the compiler vectorises; everything is in an unnamed namespace, so that no copy built
+// for one CPU can stand in for another's.
 #include <cstring>
 
 #include "plugin/collectives/reduce.h"
@@ -35,14 +35,17 @@ struct SmallFloat {
 
   static float load(Bits bits) {
     const uint32_t magnitude = bits & kMagnitude;
-    const uint32_t sign = static_cast<uint32_t>(bits & ~kMagnitude & ((1u << kWidth) - 1)) << (32 - kWidth);
+    const uint32_t sign = static_cast<uint32_t>(bits & ~kMagnitude & ((1u << kWidth) - 1))
+                          << (32 - kWidth);
     // The fields moved to fp32's place and the bias made good by a power of two: exact, denormals
     // included.
-    float value = float_of(magnitude << (23 - kMantissa)) * float_of(static_cast<uint32_t>(127 + 127 - kBias) << 23);
+    float value = float_of(magnitude << (23 - kMantissa)) *
+                  float_of(static_cast<uint32_t>(127 + 127 - kBias) << 23);
     if (kFinite) {
       value = magnitude == kMagnitude ? float_of(0x7fc00000u) : value;
     } else {
-      value = magnitude >= kInfinity ? float_of(0x7f800000u | (magnitude << (23 - kMantissa))) : value;
+      value =
+          magnitude >= kInfinity ? float_of(0x7f800000u | (magnitude << (23 - kMantissa))) : value;
     }
     return float_of(bits_of(value) | sign);
   }
@@ -59,11 +62,13 @@ struct SmallFloat {
     // Denormal results: adding a number whose last bit weighs the smallest denormal rounds for us.
     constexpr uint32_t kMagic = static_cast<uint32_t>(127 - kBias + 1 + 23 - kMantissa) << 23;
     const uint32_t denormal = bits_of(float_of(magnitude) + float_of(kMagic)) - kMagic;
-    uint32_t result = magnitude < (static_cast<uint32_t>(127 - kBias + 1) << 23) ? denormal : normal;
+    uint32_t result =
+        magnitude < (static_cast<uint32_t>(127 - kBias + 1) << 23) ? denormal : normal;
     // The first magnitude that no longer rounds to a number, and what it becomes.
     constexpr uint32_t kLargest = kFinite ? kMagnitude - 1 : kInfinity - 1;
     constexpr uint32_t kOverflow = kFinite ? kMagnitude : kInfinity;
-    const bool overflows = (rounded >> kShift) >= (kLargest + 1 + (static_cast<uint32_t>(127 - kBias) << kMantissa));
+    const bool overflows =
+        (rounded >> kShift) >= (kLargest + 1 + (static_cast<uint32_t>(127 - kBias) << kMantissa));
     result = overflows ? kOverflow : result;
     constexpr uint32_t kNan = kFinite ? kMagnitude : (kInfinity | (1u << (kMantissa - 1)));
     result = magnitude > 0x7f800000u ? kNan : result;
@@ -178,7 +183,8 @@ void reduce_loop(const ReduceCall& call) {
     const auto* const b = operand(1);
     // `out` may be a or b itself, never a shifted overlap.
 #pragma GCC ivdep
-    for (size_t i = 0; i < call.n; ++i) out[i] = Out::store(Op::apply(In::load(a[i]), In::load(b[i])));
+    for (size_t i = 0; i < call.n; ++i)
+      out[i] = Out::store(Op::apply(In::load(a[i]), In::load(b[i])));
     return;
   }
   T accumulators[kBlock];
@@ -188,7 +194,8 @@ void reduce_loop(const ReduceCall& call) {
     for (size_t i = 0; i < n; ++i) accumulators[i] = In::load(first[i]);
     for (int j = 1; j < call.operands; ++j) {
       const auto* const next = operand(j) + begin;
-      for (size_t i = 0; i < n; ++i) accumulators[i] = Op::apply(accumulators[i], In::load(next[i]));
+      for (size_t i = 0; i < n; ++i)
+        accumulators[i] = Op::apply(accumulators[i], In::load(next[i]));
     }
     if (call.divisor > 0) {
       for (size_t i = 0; i < n; ++i) accumulators[i] = divide(accumulators[i], call.divisor);

@@ -1,9 +1,9 @@
 // A schedule: what one rank does in one collective, as plain data.
 //
 // A directed graph of steps over byte ranges of three spaces (the caller's sending and receiving
-// buffers, and scratch memory). Computed from rank, size, count and type alone, so all ranks' schedules
-// fit together, and any of it can be examined or run in a single process. Run by Executor over a
-// transport, or by simulate() in plugin/collectives/order.h.
+// buffers, and scratch memory). Computed from rank, size, count and type alone, so all ranks'
+// schedules fit together, and any of it can be examined or run in a single process. Run by Executor
+// over a transport, or by simulate() in plugin/collectives/order.h.
 #pragma once
 
 #include <cstddef>
@@ -34,9 +34,11 @@ enum class StepKind : uint8_t {
 
 struct Step {
   StepKind kind = StepKind::kCopy;
-  bool finish = false;       // kReduce: these are all operands: divide for avg, store as the result's type
-  int32_t peer = -1;         // kSend, kRecv
-  uint32_t message = 0;      // kSend, kRecv: the how manieth of this call from that sender to that receiver
+  bool finish =
+      false;          // kReduce: these are all operands: divide for avg, store as the result's type
+  int32_t peer = -1;  // kSend, kRecv
+  uint32_t message =
+      0;  // kSend, kRecv: the how manieth of this call from that sender to that receiver
   Place to, from;
   size_t amount = 0;
   uint32_t first_source = 0, sources = 0;        // kReduce: in Schedule::sources
@@ -55,6 +57,28 @@ struct Schedule {
   std::vector<uint32_t> successors;
   std::vector<uint32_t> first;  // steps without predecessors, in order
 };
+
+// The three spaces of one call.
+struct Memory {
+  const std::byte* send = nullptr;
+  std::byte* recv = nullptr;
+  std::byte* scratch = nullptr;
+
+  const std::byte* read(Place place) const {
+    return (place.space == Space::kSend   ? send
+            : place.space == Space::kRecv ? recv
+                                          : scratch) +
+           place.offset;
+  }
+  // Nothing writes the sending space.
+  std::byte* write(Place place) const {
+    return (place.space == Space::kRecv ? recv : scratch) + place.offset;
+  }
+};
+
+// Does a kReduce, kScale or kCopy step.
+void run_local(const Schedule& schedule, const Step& step, const Memory& memory,
+               const Reduction& reduction);
 
 // Puts a schedule together step by step.
 class ScheduleBuilder {
@@ -88,7 +112,7 @@ class ScheduleBuilder {
   Id add(Step step, std::initializer_list<Id> after);
 
   Schedule schedule_;
-  std::vector<std::pair<Id, Id>> edges_;  // (before, after)
+  std::vector<std::pair<Id, Id>> edges_;   // (before, after)
   std::vector<uint32_t> sent_, received_;  // messages so far, per peer
 };
 

@@ -24,18 +24,21 @@ struct Shape {
   size_t count = 0;
   DataType type = DataType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
-  bool in_place = false;  // both spaces are the same memory (all-to-all: the input needs saving first)
+  bool in_place =
+      false;  // both spaces are the same memory (all-to-all: the input needs saving first)
 };
 
-// The algorithm that kAuto stands for. 8- and 16-bit floats take kFlat or kDirect, which alone round
-// once; the same on all ranks.
+// The algorithm that kAuto stands for. 8- and 16-bit floats take kFlat or kDirect, which alone
+// round once; the same on all ranks.
 Algorithm choose_all_reduce(int size, size_t count, DataType type, ReduceOp op);
 
-std::shared_ptr<const Schedule> all_reduce_schedule(const Shape& shape, Algorithm algorithm = Algorithm::kAuto);
+std::shared_ptr<const Schedule> all_reduce_schedule(const Shape& shape,
+                                                    Algorithm algorithm = Algorithm::kAuto);
 // shape.count elements for each rank.
 std::shared_ptr<const Schedule> reduce_scatter_schedule(const Shape& shape);
 // counts[r] elements from rank r; the sending space holds this rank's only.
-std::shared_ptr<const Schedule> all_gather_schedule(const Shape& shape, std::span<const size_t> counts);
+std::shared_ptr<const Schedule> all_gather_schedule(const Shape& shape,
+                                                    std::span<const size_t> counts);
 std::shared_ptr<const Schedule> all_to_all_schedule(const Shape& shape);
 std::shared_ptr<const Schedule> broadcast_schedule(const Shape& shape, int root);
 std::shared_ptr<const Schedule> reduce_schedule(const Shape& shape, int root);

@@ -1,0 +1,117 @@
+// Executor: runs schedules over a transport, many at once, without blocking.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plugin/collectives/schedule.h"
+#include "plugin/communicator.h"
+#include "plugin/transport/transport.h"
+
+namespace scape::plugin {
+
+// How the messages of one call are tagged. All fields must fit or are cut: kRankBits of the sender,
+// and for collectives 16 bits of the message's number and 33 bits of `key`, which both sides derive
+// from the call's number and description: ranks that call different things never take each other's
+// messages. Point to point messages are numbered per pair of ranks instead.
+struct TagSpace {
+  bool point_to_point = false;
+  uint64_t key = 0;  // collectives: the call; point to point: the number of the first message
+
+  static constexpr int kRankBits = 14;
+  uint64_t tag(int sender, uint32_t message) const;
+};
+
+// One schedule under way. done() and status() may be read by any thread, all else is the
+// executor's.
+class Run final : public Work {
+ public:
+  Run(std::shared_ptr<const Schedule> schedule, const void* send, void* recv, Reduction reduction,
+      TagSpace tags, std::string name);
+  ~Run() override;
+
+  bool done() const override { return done_.load(std::memory_order_acquire); }
+  Status status() const override { return done() ? status_ : Status::Ok(); }
+  // Only while the executor is not driven by another thread.
+  std::string waiting_for() const override;
+
+  const std::string& name() const { return name_; }
+  std::chrono::steady_clock::time_point started() const { return started_; }
+
+ private:
+  friend class Executor;
+  bool waits_for(int peer) const;
+
+  const std::shared_ptr<const Schedule> schedule_;
+  Memory memory_;
+  const Reduction reduction_;
+  const TagSpace tags_;
+  const std::string name_;
+  const std::chrono::steady_clock::time_point started_;
+  std::unique_ptr<uint32_t[]> remaining_;    // predecessors left, per step
+  std::unique_ptr<Operation[]> operations_;  // per step
+  std::vector<uint32_t> ready_;
+  size_t next_ready_ = 0;
+  size_t left_;        // steps
+  size_t flying_ = 0;  // operations that the transport holds
+  void* scratch_ = nullptr;
+  size_t scratch_bytes_ = 0;
+  size_t place_ = 0;  // in Executor::active_
+  Status status_;
+  std::atomic<bool> done_{false};
+};
+
+// Calls are serialised by the owner.
+class Executor {
+ public:
+  // Runs of more than one rank need a transport.
+  explicit Executor(std::unique_ptr<Transport> transport);
+  ~Executor();
+
+  Transport* transport() const { return transport_.get(); }
+
+  // Posts what can be posted at once; the run may be over when it returns.
+  void start(const std::shared_ptr<Run>& run);
+
+  // Takes what has arrived as far as it goes. True when something moved.
+  bool progress();
+
+  // Ends every run with `why` and takes back what the transport has not touched yet. Nothing is
+  // written to the callers' buffers afterwards.
+  void fail(const Status& why);
+
+  // What went wrong while running, for the owner to act on with fail(); ok otherwise.
+  const Status& trouble() const { return trouble_; }
+
+  bool idle() const { return active_.empty(); }
+  // True when a run needs a message from, or to, this rank.
+  bool waits_for(int peer) const;
+
+ private:
+  void run_ready(Run* run);
+  void complete(Run* run, uint32_t step);
+  void settle(Run* run);  // after run_ready(): over?
+  void handle(Operation* operation);
+  void* take_scratch(size_t* bytes);
+  void give_scratch(void* block, size_t bytes);
+
+  // Before the transport: its end may still touch operations.
+  std::vector<std::shared_ptr<Run>> active_;
+  std::vector<std::shared_ptr<Run>>
+      abandoned_;  // failed, with operations that the transport still holds
+  struct Block {
+    void* memory;
+    size_t bytes;
+  };
+  std::vector<Block> blocks_;
+  Status trouble_;
+  std::unique_ptr<Transport> transport_;
+};
+
+}  // namespace scape::plugin

@@ -1,0 +1,2 @@
+#define SCAPE_REDUCE_NAME reduce_avx512
+#include "plugin/collectives/reduce_inl.h"

@@ -1,0 +1,2 @@
+#define SCAPE_REDUCE_NAME reduce_baseline
+#include "plugin/collectives/reduce_inl.h"

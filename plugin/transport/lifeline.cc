@@ -1,0 +1,336 @@
+#include "plugin/transport/lifeline.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "base/log.h"
+#include "plugin/transport/wire.h"
+
+namespace scape::plugin {
+namespace {
+
+enum FrameKind : uint8_t { kFailure = 1, kDescriptor = 2, kGoodbye = 3, kDeparture = 4 };
+
+struct FrameHeader {
+  uint8_t kind = 0;
+  uint8_t channel = 0;
+  uint16_t length = 0;
+  int32_t rank = 0;
+  int32_t code = 0;
+};
+constexpr size_t kMaxFrameBody = 2048;
+// Messages that a rank sent before it ended may still be on their way through the transport.
+constexpr auto kDepartureGrace = std::chrono::milliseconds(1000);
+constexpr int64_t kPollEveryNs = 1'000'000;
+constexpr size_t kMaxQueued = size_t{256} << 10;
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch())
+      .count();
+}
+
+std::set<int> link_ranks(int rank, int size) {
+  std::set<int> ranks;
+  for (int distance = 1; distance < size; distance *= 2) {
+    ranks.insert((rank + distance) % size);
+    ranks.insert((rank - distance + size) % size);
+  }
+  ranks.erase(rank);
+  return ranks;
+}
+
+}  // namespace
+
+bool Descriptor::operator==(const Descriptor& other) const {
+  return std::memcmp(this, &other, sizeof *this) == 0;
+}
+
+uint64_t Descriptor::digest() const {
+  // Eight words through a multiply-and-fold mixer: cheap, and every bit counts.
+  uint64_t words[8];
+  std::memcpy(words, this, sizeof words);
+  uint64_t hash = 0x9e3779b97f4a7c15;
+  for (const uint64_t word : words) {
+    const unsigned __int128 product =
+        static_cast<unsigned __int128>(hash ^ word) * ((word << 1 | 1) ^ 0xd6e8feb86659fd93);
+    hash = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+    hash = (hash ^ (hash >> 29)) * 0xbf58476d1ce4e5b9;
+  }
+  return hash ^ (hash >> 32);
+}
+
+Status Lifeline::connect(int rank, int size, uint64_t cookie, Socket listener,
+                         std::vector<Address> addresses, std::vector<Endpoint> members,
+                         Deadline deadline, std::shared_ptr<Lifeline>* out) {
+  std::shared_ptr<Lifeline> lifeline(new Lifeline);
+  lifeline->rank_ = rank;
+  lifeline->size_ = size;
+  lifeline->cookie_ = cookie;
+  lifeline->listener_ = std::move(listener);
+  lifeline->addresses_ = std::move(addresses);
+  lifeline->members_ = std::move(members);
+  SCAPE_RETURN_IF_ERROR(lifeline->add_links(deadline));
+  *out = std::move(lifeline);
+  return Status::Ok();
+}
+
+Status Lifeline::add_links(Deadline deadline) {
+  std::set<int> awaited;
+  WireWriter body;
+  body.put(static_cast<int32_t>(rank_));
+  // Connecting succeeds before the other side accepts, so nobody waits for anybody here.
+  for (const int peer : link_ranks(rank_, size_)) {
+    if (peer > rank_) {
+      awaited.insert(peer);
+      continue;
+    }
+    Link link;
+    link.rank = peer;
+    const Endpoint& endpoint = members_[static_cast<size_t>(peer)];
+    if (const Status status = introduce(endpoint, cookie_, body.bytes(), deadline, &link.socket);
+        !status.ok()) {
+      return error(
+          SCAPE_ERR_SYSTEM,
+          "%s; rank %d listens there: open the way from this host, or choose the interface "
+          "with NCCL_SOCKET_IFNAME",
+          status.message().c_str(), peer);
+    }
+    links_.push_back(std::move(link));
+  }
+  Doorman doorman(listener_, addresses_, cookie_);
+  while (!awaited.empty()) {
+    std::vector<Guest> guests;
+    doorman.wait(deadline, {}, &guests);
+    for (Guest& guest : guests) {
+      WireReader reader(guest.body);
+      const int peer = reader.get<int32_t>();
+      if (!reader.ok() || awaited.erase(peer) == 0) continue;
+      Link link;
+      link.rank = peer;
+      link.socket = std::move(guest.socket);
+      links_.push_back(std::move(link));
+    }
+    if (!awaited.empty() && guests.empty() && Clock::now() >= deadline) {
+      return error(SCAPE_ERR_TIMEOUT,
+                   "bootstrap: rank %d did not connect in time (SCAPE_BOOTSTRAP_TIMEOUT); see its "
+                   "own message",
+                   *awaited.begin());
+    }
+  }
+  for (Link& link : links_) {
+    if (link.rank > rank_) continue;
+    uint64_t nod = 0;
+    if (const Status status = recv_all(link.socket, &nod, sizeof nod, deadline); !status.ok()) {
+      return error(status.code(), "%s: rank %d; see its own message", status.message().c_str(),
+                   link.rank);
+    }
+  }
+  return Status::Ok();
+}
+
+Lifeline::~Lifeline() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!failed()) send_to_all(kGoodbye, 0, rank_, 0, {});
+}
+
+void Lifeline::set_describe(Describe describe) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  describe_ = describe;
+}
+
+Status Lifeline::status() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return failure_;
+}
+
+void Lifeline::poll(bool always) {
+  const int64_t now = now_ns();
+  if (!always) {
+    if (now - last_poll_ns_.load(std::memory_order_relaxed) < kPollEveryNs) return;
+    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return;
+    last_poll_ns_.store(now, std::memory_order_relaxed);
+    for (Link& link : links_) read_link(&link);
+    return;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  last_poll_ns_.store(now, std::memory_order_relaxed);
+  for (Link& link : links_) read_link(&link);
+}
+
+void Lifeline::read_link(Link* link) {
+  flush_link(link);
+  bool closed = false;
+  while (link->socket.valid() && !closed) {
+    std::byte buffer[4096];
+    const ssize_t got = ::recv(link->socket.fd(), buffer, sizeof buffer, 0);
+    if (got > 0) {
+      link->in.insert(link->in.end(), buffer, buffer + got);
+    } else if (got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
+      closed = true;
+    } else if (errno != EINTR) {
+      break;
+    }
+  }
+  size_t at = 0;
+  while (link->in.size() - at >= sizeof(FrameHeader)) {
+    FrameHeader header;
+    std::memcpy(&header, link->in.data() + at, sizeof header);
+    if (header.length > kMaxFrameBody) {
+      closed = true;
+      break;
+    }
+    if (link->in.size() - at < sizeof header + header.length) break;
+    handle_frame(link, header.kind, header.channel, header.rank, header.code,
+                 std::span(link->in).subspan(at + sizeof header, header.length));
+    at += sizeof header + header.length;
+  }
+  link->in.erase(link->in.begin(), link->in.begin() + static_cast<std::ptrdiff_t>(at));
+  if (closed) {
+    link->socket.close();
+    note_departure(link->rank, link->said_goodbye, nullptr);
+  }
+}
+
+void Lifeline::handle_frame(Link* link, uint8_t kind, uint8_t channel, int32_t rank, int32_t code,
+                            std::span<const std::byte> body) {
+  switch (kind) {
+    case kFailure: {
+      const std::string message(reinterpret_cast<const char*>(body.data()), body.size());
+      record_failure(Status(static_cast<scape_status>(code), message), link);
+      break;
+    }
+    case kDescriptor: {
+      if (body.size() != sizeof(Descriptor) || channel >= channels_.size()) break;
+      Descriptor theirs;
+      std::memcpy(&theirs, body.data(), sizeof theirs);
+      Channel& mine = channels_[channel];
+      if (theirs.call >= mine.calls) {
+        mine.early[{link->rank, theirs.call}] = theirs;
+      } else if (mine.calls - theirs.call <= mine.history.size()) {
+        compare(mine.history[theirs.call % mine.history.size()], link->rank, theirs);
+      }
+      break;
+    }
+    case kGoodbye:
+      link->said_goodbye = true;
+      note_departure(link->rank, true, nullptr);
+      break;
+    case kDeparture:
+      if (rank >= 0 && rank < size_ && rank != rank_) note_departure(rank, code != 0, link);
+      break;
+    default:
+      break;
+  }
+}
+
+void Lifeline::flush_link(Link* link) {
+  while (!link->out.empty() && link->socket.valid()) {
+    const ssize_t sent =
+        ::send(link->socket.fd(), link->out.data(), link->out.size(), MSG_NOSIGNAL);
+    if (sent <= 0) {
+      if (sent < 0 && errno == EINTR) continue;
+      return;
+    }
+    link->out.erase(link->out.begin(), link->out.begin() + sent);
+  }
+}
+
+void Lifeline::send_frame(Link* link, uint8_t kind, uint8_t channel, int32_t rank, int32_t code,
+                          std::span<const std::byte> body) {
+  // A peer that is stopped takes nothing: what it would have to be told is bounded.
+  if (!link->socket.valid() || link->out.size() > kMaxQueued) return;
+  const FrameHeader header{kind, channel, static_cast<uint16_t>(body.size()), rank, code};
+  const auto* bytes = reinterpret_cast<const std::byte*>(&header);
+  link->out.insert(link->out.end(), bytes, bytes + sizeof header);
+  link->out.insert(link->out.end(), body.begin(), body.end());
+  flush_link(link);
+}
+
+void Lifeline::send_to_all(uint8_t kind, uint8_t channel, int32_t rank, int32_t code,
+                           std::span<const std::byte> body, const Link* except) {
+  for (Link& link : links_) {
+    if (&link != except) send_frame(&link, kind, channel, rank, code, body);
+  }
+}
+
+void Lifeline::note_departure(int rank, bool orderly, const Link* from) {
+  const auto [entry, fresh] = gone_.try_emplace(rank, Gone{Clock::now(), orderly});
+  if (!fresh) return;
+  SCAPE_DEBUG("rank %d has %s", rank, orderly ? "left" : "ended");
+  send_to_all(kDeparture, 0, rank, orderly ? 1 : 0, {}, from);
+}
+
+void Lifeline::record_failure(const Status& why, const Link* from) {
+  if (failed()) return;
+  failure_ = why;
+  failed_.store(true, std::memory_order_release);
+  const std::string& message = why.message();
+  const auto bytes =
+      std::as_bytes(std::span(message)).first(std::min(message.size(), kMaxFrameBody));
+  send_to_all(kFailure, 0, rank_, why.code(), bytes, from);
+}
+
+void Lifeline::fail(const Status& why) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  record_failure(why, nullptr);
+}
+
+std::vector<Lifeline::Departure> Lifeline::departures() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<Departure> departures;
+  for (const auto& [rank, gone] : gone_) {
+    if (Clock::now() - gone.when >= kDepartureGrace) departures.push_back({rank, gone.orderly});
+  }
+  return departures;
+}
+
+void Lifeline::started(int channel, const Descriptor& descriptor) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Channel& mine = channels_[static_cast<size_t>(channel)];
+  mine.history[descriptor.call % mine.history.size()] = descriptor;
+  mine.calls = descriptor.call + 1;
+  while (!mine.early.empty()) {
+    const auto found = std::find_if(mine.early.begin(), mine.early.end(), [&](const auto& entry) {
+      return entry.first.second <= descriptor.call;
+    });
+    if (found == mine.early.end()) break;
+    const auto [key, theirs] = *found;
+    mine.early.erase(found);
+    if (key.second == descriptor.call) compare(descriptor, key.first, theirs);
+  }
+}
+
+void Lifeline::publish(int channel, const Descriptor& descriptor) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  send_to_all(kDescriptor, static_cast<uint8_t>(channel), rank_, 0,
+              std::as_bytes(std::span(&descriptor, 1)));
+}
+
+void Lifeline::compare(const Descriptor& mine, int peer, const Descriptor& theirs) {
+  if (mine == theirs || describe_ == nullptr) return;
+  const bool first = rank_ < peer;
+  record_failure(error(SCAPE_ERR_MISMATCH,
+                       "call %llu differs: rank %d calls %s, rank %d calls %s; let all ranks make "
+                       "the same calls in one order",
+                       static_cast<unsigned long long>(mine.call), first ? rank_ : peer,
+                       describe_(first ? mine : theirs).c_str(), first ? peer : rank_,
+                       describe_(first ? theirs : mine).c_str()),
+                 nullptr);
+}
+
+void Lifeline::append_poll_entries(std::vector<pollfd>* entries) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const Link& link : links_) {
+    if (!link.socket.valid()) continue;
+    entries->push_back(
+        {link.socket.fd(), static_cast<short>(POLLIN | (link.out.empty() ? 0 : POLLOUT)), 0});
+  }
+}
+
+}  // namespace scape::plugin

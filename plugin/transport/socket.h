@@ -1,0 +1,92 @@
+// TCP for the bootstrap and the lifelines: descriptors, addresses, the choice of interface, and
+// transfers that end by a deadline. Every descriptor is close-on-exec, non-blocking, and closed in
+// a forked child: a data loader that outlives its parent must not keep the parent's connections
+// open.
+#pragma once
+
+#include <netinet/in.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace scape::plugin {
+
+using Clock = std::chrono::steady_clock;
+using Deadline = Clock::time_point;
+
+// Milliseconds left, at least 0, for poll().
+int milliseconds_until(Deadline deadline);
+Deadline seconds_from_now(double seconds);
+
+// Owns a descriptor.
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int fd);
+  ~Socket() { close(); }
+  Socket(Socket&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
+  Socket& operator=(Socket&& other) noexcept;
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+
+  int fd() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  void close();
+
+ private:
+  int fd_ = -1;
+};
+
+// An IPv4 or IPv6 address without a port.
+struct Address {
+  bool v6 = false;
+  uint8_t bytes[16] = {};
+  uint32_t scope = 0;  // of a link-local IPv6 address
+
+  std::string text() const;
+  bool operator==(const Address& other) const;
+};
+
+// Where a rank listens: all its addresses, best first, and one port.
+struct Endpoint {
+  std::vector<Address> addresses;
+  uint16_t port = 0;
+
+  std::string text() const;  // "10.0.0.5, fd00::1 port 4711"
+};
+inline constexpr size_t kMaxAddresses = 4;
+
+// What NCCL_SOCKET_IFNAME says: "eth,ib" prefixes, "=eth0" exact, "^docker" all but these.
+struct InterfaceFilter {
+  bool exclude = false, exact = false;
+  std::vector<std::string> names;
+
+  explicit InterfaceFilter(const std::string& text);
+  bool admits(const std::string& interface_name) const;
+};
+
+// The addresses of this host that the settings admit; loopback only where nothing else is there, or
+// where it is named. At most kMaxAddresses.
+Status choose_addresses(std::vector<Address>* out);
+
+// Listens on all of them, on one port that the system chooses. Connections to other addresses of
+// the host are dropped by accept_connection().
+Status listen_on(const std::vector<Address>& addresses, Socket* listener, uint16_t* port);
+
+// Takes one waiting connection; false when there is none (any more).
+bool accept_connection(const Socket& listener, const std::vector<Address>& addresses, Socket* out);
+
+// Tries the addresses in turn until one answers. `refused` tells whether at the end all refused.
+Status connect_to(const Endpoint& endpoint, Deadline deadline, Socket* out,
+                  bool* refused = nullptr);
+
+// All bytes or an error (SYSTEM when the other side closed, TIMEOUT).
+Status send_all(const Socket& socket, const void* data, size_t bytes, Deadline deadline);
+Status recv_all(const Socket& socket, void* data, size_t bytes, Deadline deadline);
+
+}  // namespace scape::plugin

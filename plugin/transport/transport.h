@@ -1,0 +1,113 @@
+// Transport: tagged messages between the ranks of one communicator. The seam to UCX (and, later,
+// libfabric), which live in modules of their own, so that nothing links a network library.
+//
+// A transport has one owner at a time: calls are serialised by the caller. It never blocks, never
+// throws, and knows nothing of collectives.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+
+namespace scape::plugin {
+
+enum class Outcome : uint8_t {
+  kPending,    // under way
+  kDone,       // sent, or received; `received` says how much
+  kTruncated,  // the message was longer than the buffer; nothing was written beyond it
+  kCancelled,
+  kFailed,
+};
+
+// One message under way. Its owner keeps it, and the bytes it refers to, in place until it has come
+// back from progress(), or the transport is destroyed.
+struct Operation {
+  Outcome outcome = Outcome::kPending;
+  size_t received = 0;
+  void* owner = nullptr;                 // the caller's
+  uint32_t index = 0;                    // the caller's
+  class Transport* transport = nullptr;  // the transport's
+  void* handle = nullptr;                // the transport's
+  Operation* next = nullptr;             // links completed operations
+};
+
+struct TransportCounters {
+  uint64_t sent_bytes = 0;
+  uint64_t received_bytes = 0;
+  uint64_t sent_messages = 0;
+  uint64_t received_messages = 0;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual std::string_view name() const = 0;
+
+  // What peers need to reach this transport; opaque, the same until it is destroyed.
+  virtual Status address(std::vector<std::byte>* out) = 0;
+
+  // Takes every rank's address, in rank order, this rank's included. Once, before the first
+  // message.
+  virtual Status connect(std::span<const std::vector<std::byte>> addresses) = 0;
+
+  // Starts a message of bytes < 2^30 to `peer`, not oneself. A tag names the message: messages of
+  // one tag from one peer arrive in order, and the receiver must be able to tell the peer from the
+  // tag.
+  virtual void send(int peer, uint64_t tag, const void* data, size_t bytes,
+                    Operation* operation) = 0;
+
+  // Takes the next message of exactly this tag.
+  virtual void recv(int peer, uint64_t tag, void* data, size_t bytes, Operation* operation) = 0;
+
+  // Moves what can be moved now. Returns the operations that ended since the last call, linked by
+  // `next`; *moved says whether anything went on at all.
+  virtual Operation* progress(bool* moved) = 0;
+
+  // Asks for an operation to end early; it still comes back from progress().
+  virtual void cancel(Operation* operation) = 0;
+
+  // Waits up to timeout_ms, driving the transport, until all that was sent has left. For an orderly
+  // end only.
+  virtual void flush(int timeout_ms) = 0;
+
+  // A descriptor that becomes readable when progress() has something to do, or -1 when this
+  // transport was not made to wake its owner. arm() must succeed before each poll; false: progress
+  // first.
+  virtual int event_fd() const = 0;
+  virtual bool arm() = 0;
+
+  virtual TransportCounters counters() const = 0;
+};
+
+struct TransportOptions {
+  bool wakeup = false;  // event_fd() works, at the cost of some latency
+  int ranks = 0;        // how many peers to expect
+};
+
+// What a module exports as `scape_transport_module`. The number changes with any type above.
+inline constexpr uint32_t kTransportAbi = 1;
+struct TransportModule {
+  uint32_t abi;
+  const char* name;
+  // Makes a transport; null and an error otherwise.
+  Status (*make)(const TransportOptions& options, std::unique_ptr<Transport>* out);
+};
+inline constexpr char kTransportModuleSymbol[] = "scape_transport_module";
+
+// The module libscape_<name>.so, loaded from beside this code at the first call and kept for good
+// (network libraries do not survive unloading). Thread-safe.
+Status load_transport_module(std::string_view name, const TransportModule** out);
+
+// A transport of the kind that SCAPE_TRANSPORT chose.
+Status make_transport(const TransportOptions& options, std::unique_ptr<Transport>* out);
+
+// The name of that kind.
+std::string_view chosen_transport();
+
+}  // namespace scape::plugin

@@ -1,0 +1,248 @@
+// The UCX transport: one UCP worker per transport, tagged messages.
+//
+// The only code that links libucp. The user's UCX_* settings hold; nothing here writes the
+// environment.
+#include <poll.h>
+#include <ucp/api/ucp.h>
+
+#include <chrono>
+#include <mutex>
+#include <new>
+
+#include "plugin/transport/transport.h"
+
+namespace scape::plugin {
+namespace {
+
+Status ucx_error(const char* what, ucs_status_t status) {
+  return error(SCAPE_ERR_SYSTEM, "ucx: %s failed: %s; UCX_LOG_LEVEL=info tells more", what,
+               ucs_status_string(status));
+}
+
+// A UCP context costs milliseconds and several descriptors, so the transports of a process that are
+// made alike share one for as long as any of them lives.
+class Context {
+ public:
+  static Status get(bool wakeup, std::shared_ptr<Context>* out) {
+    static std::mutex* const mutex = new std::mutex;  // never destroyed: used until the last moment
+    static auto* const contexts = new std::weak_ptr<Context>[2];
+    std::lock_guard<std::mutex> lock(*mutex);
+    *out = contexts[wakeup].lock();
+    if (*out != nullptr) return Status::Ok();
+    auto made = std::make_shared<Context>();
+    SCAPE_RETURN_IF_ERROR(made->init(wakeup));
+    contexts[wakeup] = made;
+    *out = std::move(made);
+    return Status::Ok();
+  }
+
+  ~Context() {
+    if (handle_ != nullptr) ucp_cleanup(handle_);
+  }
+  ucp_context_h handle() const { return handle_; }
+
+ private:
+  Status init(bool wakeup) {
+    ucp_config_t* config = nullptr;
+    if (const ucs_status_t status = ucp_config_read(nullptr, nullptr, &config); status != UCS_OK) {
+      return ucx_error("reading the UCX_* settings", status);
+    }
+    ucp_params_t params{};
+    params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED;
+    params.features = UCP_FEATURE_TAG | (wakeup ? UCP_FEATURE_WAKEUP : 0);
+    params.mt_workers_shared = 1;  // communicators have independent owners
+    const ucs_status_t status = ucp_init(&params, config, &handle_);
+    ucp_config_release(config);
+    if (status == UCS_OK) return Status::Ok();
+    handle_ = nullptr;
+    return ucx_error("ucp_init", status);
+  }
+
+  ucp_context_h handle_ = nullptr;
+};
+
+class UcxTransport final : public Transport {
+ public:
+  ~UcxTransport() override {
+    // Endpoints are not closed one by one: that would wait for peers, which may be gone. The worker
+    // frees them.
+    if (address_ != nullptr) ucp_worker_release_address(worker_, address_);
+    if (worker_ != nullptr) ucp_worker_destroy(worker_);
+  }
+
+  Status init(const TransportOptions& options) {
+    SCAPE_RETURN_IF_ERROR(Context::get(options.wakeup, &context_));
+    ucp_worker_params_t params{};
+    params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+    params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+    ucs_status_t status = ucp_worker_create(context_->handle(), &params, &worker_);
+    if (status != UCS_OK) {
+      worker_ = nullptr;
+      return ucx_error("ucp_worker_create", status);
+    }
+    status = ucp_worker_get_address(worker_, &address_, &address_bytes_);
+    if (status != UCS_OK) {
+      address_ = nullptr;
+      return ucx_error("ucp_worker_get_address", status);
+    }
+    if (options.wakeup) {
+      status = ucp_worker_get_efd(worker_, &event_fd_);
+      if (status != UCS_OK) return ucx_error("ucp_worker_get_efd", status);
+    }
+    return Status::Ok();
+  }
+
+  std::string_view name() const override { return "ucx"; }
+
+  Status address(std::vector<std::byte>* out) override {
+    const auto* bytes = reinterpret_cast<const std::byte*>(address_);
+    out->assign(bytes, bytes + address_bytes_);
+    return Status::Ok();
+  }
+
+  Status connect(std::span<const std::vector<std::byte>> addresses) override {
+    addresses_.assign(addresses.begin(), addresses.end());
+    endpoints_.assign(addresses.size(), nullptr);
+    return Status::Ok();
+  }
+
+  void send(int peer, uint64_t tag, const void* data, size_t bytes, Operation* operation) override {
+    begin(operation);
+    ucp_ep_h endpoint = endpoint_to(peer);
+    if (endpoint == nullptr) return end(operation, Outcome::kFailed);
+    ucp_request_param_t param{};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+    param.cb.send = &UcxTransport::on_sent;
+    param.user_data = operation;
+    const ucs_status_ptr_t request = ucp_tag_send_nbx(endpoint, data, bytes, tag, &param);
+    counters_.sent_bytes += bytes;
+    ++counters_.sent_messages;
+    if (request == nullptr) return end(operation, Outcome::kDone);
+    if (UCS_PTR_IS_ERR(request)) return end(operation, Outcome::kFailed);
+    operation->handle = request;
+  }
+
+  void recv(int /*peer*/, uint64_t tag, void* data, size_t bytes, Operation* operation) override {
+    begin(operation);
+    ucp_request_param_t param{};
+    // Without immediate completion the length always comes through the callback; UCX 1.13 leaves it
+    // out of recv_info for messages that are there already.
+    param.op_attr_mask =
+        UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
+    param.cb.recv = &UcxTransport::on_received;
+    param.user_data = operation;
+    const ucs_status_ptr_t request =
+        ucp_tag_recv_nbx(worker_, data, bytes, tag, ~uint64_t{0}, &param);
+    if (UCS_PTR_IS_ERR(request)) {
+      end(operation, Outcome::kFailed);
+    } else if (operation->outcome == Outcome::kPending) {
+      operation->handle = request;
+    }
+  }
+
+  Operation* progress(bool* moved) override {
+    *moved = ucp_worker_progress(worker_) != 0;
+    Operation* ended = ended_;
+    ended_ = nullptr;
+    return ended;
+  }
+
+  void cancel(Operation* operation) override {
+    if (operation->outcome == Outcome::kPending) ucp_request_cancel(worker_, operation->handle);
+  }
+
+  void flush(int timeout_ms) override {
+    ucp_request_param_t param{};
+    ucs_status_ptr_t request = ucp_worker_flush_nbx(worker_, &param);
+    if (!UCS_PTR_IS_PTR(request)) return;
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+    while (ucp_request_check_status(request) == UCS_INPROGRESS &&
+           std::chrono::steady_clock::now() < deadline) {
+      if (ucp_worker_progress(worker_) == 0) ::poll(nullptr, 0, 0);
+    }
+    ucp_request_free(request);
+  }
+
+  int event_fd() const override { return event_fd_; }
+  bool arm() override { return ucp_worker_arm(worker_) == UCS_OK; }
+  TransportCounters counters() const override { return counters_; }
+
+ private:
+  void begin(Operation* operation) {
+    operation->outcome = Outcome::kPending;
+    operation->received = 0;
+    operation->transport = this;
+    operation->handle = nullptr;
+  }
+
+  void end(Operation* operation, Outcome outcome) {
+    operation->outcome = outcome;
+    operation->handle = nullptr;
+    operation->next = ended_;
+    ended_ = operation;
+  }
+
+  void received(Operation* operation, ucs_status_t status, const ucp_tag_recv_info_t* info) {
+    if (status == UCS_OK) {
+      operation->received = info->length;
+      counters_.received_bytes += info->length;
+      ++counters_.received_messages;
+    }
+    end(operation, status == UCS_OK                      ? Outcome::kDone
+                   : status == UCS_ERR_MESSAGE_TRUNCATED ? Outcome::kTruncated
+                   : status == UCS_ERR_CANCELED          ? Outcome::kCancelled
+                                                         : Outcome::kFailed);
+  }
+
+  static void on_sent(void* request, ucs_status_t status, void* user_data) {
+    auto* operation = static_cast<Operation*>(user_data);
+    static_cast<UcxTransport*>(operation->transport)
+        ->end(operation, status == UCS_OK             ? Outcome::kDone
+                         : status == UCS_ERR_CANCELED ? Outcome::kCancelled
+                                                      : Outcome::kFailed);
+    ucp_request_free(request);
+  }
+
+  static void on_received(void* request, ucs_status_t status, const ucp_tag_recv_info_t* info,
+                          void* user_data) {
+    auto* operation = static_cast<Operation*>(user_data);
+    static_cast<UcxTransport*>(operation->transport)->received(operation, status, info);
+    ucp_request_free(request);
+  }
+
+  // Endpoints are made at the first message to a peer: most schedules talk to few of them.
+  ucp_ep_h endpoint_to(int peer) {
+    ucp_ep_h& endpoint = endpoints_[static_cast<size_t>(peer)];
+    if (endpoint != nullptr) return endpoint;
+    ucp_ep_params_t params{};
+    params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
+    params.address =
+        reinterpret_cast<const ucp_address_t*>(addresses_[static_cast<size_t>(peer)].data());
+    if (ucp_ep_create(worker_, &params, &endpoint) != UCS_OK) endpoint = nullptr;
+    return endpoint;
+  }
+
+  std::shared_ptr<Context> context_;
+  ucp_worker_h worker_ = nullptr;
+  ucp_address_t* address_ = nullptr;
+  size_t address_bytes_ = 0;
+  int event_fd_ = -1;
+  std::vector<std::vector<std::byte>> addresses_;
+  std::vector<ucp_ep_h> endpoints_;
+  Operation* ended_ = nullptr;
+  TransportCounters counters_;
+};
+
+Status make(const TransportOptions& options, std::unique_ptr<Transport>* out) {
+  auto transport = std::make_unique<UcxTransport>();
+  SCAPE_RETURN_IF_ERROR(transport->init(options));
+  *out = std::move(transport);
+  return Status::Ok();
+}
+
+}  // namespace
+}  // namespace scape::plugin
+
+extern "C" __attribute__((visibility("default")))
+const scape::plugin::TransportModule scape_transport_module = {scape::plugin::kTransportAbi, "ucx",
+                                                               &scape::plugin::make};

@@ -1,0 +1,41 @@
+// What the tests of this room share.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "plugin/communicator.h"
+#include "plugin/host_communicator.h"
+#include "tests/support/run_ranks.h"
+
+// In a rank's body: hands an error Status to the parent.
+#define SCAPE_RANK_OK(expression)                                                                  \
+  do {                                                                                             \
+    if (::scape::Status rank_status_ = (expression); !rank_status_.ok()) {                         \
+      return std::string(__FILE__ ":") + std::to_string(__LINE__) + ": " + rank_status_.message(); \
+    }                                                                                              \
+  } while (0)
+#define SCAPE_RANK_EXPECT(condition)                                                     \
+  do {                                                                                   \
+    if (!(condition))                                                                    \
+      return std::string(__FILE__ ":") + std::to_string(__LINE__) + ": not " #condition; \
+  } while (0)
+
+namespace scape::plugin::test {
+
+// Values that are exact in every type and in every order: small integers, signed where the type is.
+std::vector<std::byte> small_values(DataType type, size_t count, uint64_t seed);
+// Anything: random bits with the exponents of floats held in a middling range, so that sums round
+// but nothing overflows.
+std::vector<std::byte> rough_values(DataType type, size_t count, uint64_t seed);
+
+inline Status finish(Communicator& communicator, const Status& started, const WorkPtr& work) {
+  SCAPE_RETURN_IF_ERROR(started);
+  return wait(communicator, *work);
+}
+
+}  // namespace scape::plugin::test
