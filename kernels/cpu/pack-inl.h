@@ -57,7 +57,7 @@ HWY_INLINE float* compress_word(const float* values, uint64_t word, float* paylo
   for (size_t i = 0; i < 64; i += kLanes) {
     const uint64_t bits = (word >> i) & kLaneBits;
     const auto v = hn::LoadU(Floats(), values + i);
-    hn::StoreU(hn::Compress(v, mask_of_bits(bits)), Floats(), payload);
+    hn::StoreU(compress(v, bits), Floats(), payload);
     payload += std::popcount(bits);
   }
   return payload;
@@ -65,6 +65,10 @@ HWY_INLINE float* compress_word(const float* values, uint64_t word, float* paylo
 
 template <int kCompressFrom>
 HWY_INLINE float* pack_word(const float* values, uint64_t word, float* payload) {
+  if (word == kFullWord) {
+    std::memcpy(payload, values, 64 * sizeof(float));
+    return payload + 64;
+  }
   return std::popcount(word) < kCompressFrom ? walk_word(values, word, payload)
                                              : compress_word(values, word, payload);
 }

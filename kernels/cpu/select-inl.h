@@ -12,27 +12,41 @@
 #define SCAPE_KERNELS_CPU_SELECT_INL_H_
 #endif
 
-#include <functional>
-
 #include "kernels/cpu/vec-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace scape::kernels::HWY_NAMESPACE {
 
-inline constexpr int kKeyBits = 31;
-inline constexpr int kDigits[] = {11, 10, 10};
-inline constexpr size_t kBuckets = size_t{1} << 11;
-inline constexpr size_t kHistograms = 2;
-
 // The parts of select()'s scratch memory.
 struct Scratch {
+  static constexpr int kBucketBits = 11;
+  static constexpr size_t kBuckets = size_t{1} << kBucketBits;
   // Two histograms take turns, so that equal neighbours do not wait for each other's increment.
+  static constexpr size_t kHistograms = 2;
+  static constexpr size_t kSlack = 64;  // room for the last whole-vector store
+  static constexpr size_t kCapacity = (size_t{1} << 18) - 2 * kHistograms * kBuckets - kSlack;
+
   uint64_t histogram[kHistograms][kBuckets];
-  // Keys: the sample, then those in the bracket. A vector's worth of room lies after `kCapacity`.
-  static constexpr size_t kCapacity = (size_t{1} << 18) - 4 * kHistograms * kBuckets - 64;
-  uint32_t keys[kCapacity + 64];
+  float keys[kCapacity + kSlack];  // the sample, then scores collected
 };
 static_assert(sizeof(Scratch) <= (size_t{1} << 20), "see select_scratch_bytes()");
+
+// Fewer scores than this are not sampled.
+inline constexpr size_t kSampled = size_t{1} << 15;
+
+// Keys low .. high, both included. Keys are scores without their signs, compared as integers.
+struct Range {
+  uint32_t low;
+  uint32_t high;
+};
+inline constexpr Range kAllKeys = {0, 0x7fffffffu};
+
+// How many keys lie above a range, and how many in it.
+struct Tally {
+  size_t above = 0;
+  size_t inside = 0;
+  bool holds(size_t k) const { return k > above && k <= above + inside; }
+};
 
 // The k-th largest key, and how many keys equal to it are among the k largest.
 struct Threshold {
@@ -45,122 +59,146 @@ HWY_INLINE WordVec key_vec(const float* scores) {
   return hn::And(hn::BitCast(d, hn::LoadU(Floats(), scores)), hn::Set(d, 0x7fffffffu));
 }
 
-// Counts the digit at `shift` of those keys whose bits from `known` up are `prefix`'s.
-HWY_INLINE void count_digit(const float* keys, size_t n, uint32_t prefix, int known, int shift,
-                            int bits, Scratch* scratch) {
+// Calls visit(j, above, inside) with the lanes' bits for each vector that has a key in or above the
+// range, and for each single element at the end as for a vector of one.
+template <typename Visit>
+HWY_INLINE void scan(const float* scores, size_t n, Range range, Visit&& visit) {
   const Words d;
-  const uint32_t digit_mask = (1u << bits) - 1;
-  for (auto& histogram : scratch->histogram) std::fill_n(histogram, size_t{1} << bits, uint64_t{0});
+  const auto high = hn::Set(d, range.high);
+  const auto low = hn::BitCast(d, hn::Set(Ints(), static_cast<int32_t>(range.low) - 1));
   size_t j = 0;
-  if (known == kKeyBits) {
-    for (; j + kHistograms <= n; j += kHistograms) {
-      for (size_t i = 0; i < kHistograms; ++i) {
-        ++scratch->histogram[i][(score_key(keys[j + i]) >> shift) & digit_mask];
-      }
-    }
-  } else {
-    const auto known_mask = hn::Set(d, ~uint32_t{0} << known);
-    const auto wanted = hn::Set(d, prefix);
-    for (; j + kLanes <= n; j += kLanes) {
-      const auto equal = hn::Eq(hn::And(key_vec(keys + j), known_mask), wanted);
-      for_each_bit(bits_of_mask(d, equal), j, [&](size_t i) {
-        ++scratch->histogram[i % kHistograms][(score_key(keys[i]) >> shift) & digit_mask];
-      });
-    }
+  for (; j + kLanes <= n; j += kLanes) {
+    const auto keys = key_vec(scores + j);
+    const uint64_t not_below = bits_of_mask(d, greater(keys, low));
+    if (not_below == 0) continue;
+    const uint64_t above = bits_of_mask(d, greater(keys, high));
+    visit(j, above, not_below & ~above);
   }
   for (; j < n; ++j) {
-    const uint32_t key = score_key(keys[j]);
-    if (uint64_t{key} >> known != uint64_t{prefix} >> known) continue;
-    ++scratch->histogram[0][(key >> shift) & digit_mask];
+    const uint32_t key = score_key(scores[j]);
+    if (key > range.high) {
+      visit(j, 1, 0);
+    } else if (key >= range.low) {
+      visit(j, 0, 1);
+    }
   }
 }
 
-// By histograms, digit by digit as in scalar.cc. 1 <= rank <= n.
-Threshold rank_by_digits(const float* keys, size_t n, size_t rank, Scratch* scratch) {
-  uint32_t prefix = 0;
-  int known = kKeyBits;
-  for (const int bits : kDigits) {
-    const int shift = known - bits;
-    count_digit(keys, n, prefix, known, shift, bits, scratch);
-    uint32_t digit = (1u << bits) - 1;
-    for (;; --digit) {
-      const uint64_t count = scratch->histogram[0][digit] + scratch->histogram[1][digit];
+// Puts the keys of the range into scratch->keys, where `scores` may be as well. More than kCapacity
+// are counted but not kept.
+Tally collect(const float* scores, size_t n, Range range, Scratch* scratch) {
+  Tally tally;
+  scan(scores, n, range, [&](size_t j, uint64_t above, uint64_t inside) HWY_ATTR {
+    tally.above += static_cast<size_t>(std::popcount(above));
+    if (inside == 0) return;
+    if (tally.inside <= Scratch::kCapacity) {
+      float* const out = scratch->keys + tally.inside;
+      if (j + kLanes <= n) {
+        hn::StoreU(compress(hn::Abs(hn::LoadU(Floats(), scores + j)), inside), Floats(), out);
+      } else {
+        *out = float_of(score_key(scores[j]));
+      }
+    }
+    tally.inside += static_cast<size_t>(std::popcount(inside));
+  });
+  return tally;
+}
+
+// Counts the keys of the range in equal buckets, 2^shift keys wide. `all_inside`: no key is
+// elsewhere.
+Tally fill_histogram(const float* scores, size_t n, Range range, int shift, bool all_inside,
+                     Scratch* scratch) {
+  std::memset(scratch->histogram, 0, sizeof(scratch->histogram));
+  const auto count = [&](size_t j) {
+    ++scratch->histogram[j % Scratch::kHistograms][(score_key(scores[j]) - range.low) >> shift];
+  };
+  if (all_inside) {
+    for (size_t j = 0; j < n; ++j) count(j);
+    return {0, n};
+  }
+  Tally tally;
+  scan(scores, n, range, [&](size_t j, uint64_t above, uint64_t inside) HWY_ATTR {
+    tally.above += static_cast<size_t>(std::popcount(above));
+    tally.inside += static_cast<size_t>(std::popcount(inside));
+    for_each_bit(inside, j, count);
+  });
+  return tally;
+}
+
+// A range that probably holds the k-th largest key, and how many keys to expect in it.
+Range sample_range(const float* scores, size_t n, size_t k, Scratch* scratch, double* expected) {
+  const size_t size = std::clamp<size_t>(n / 256, 1024, 65536);
+  const size_t stride = n / size;
+  float* const sample = scratch->keys;
+  for (size_t i = 0; i < size; ++i) sample[i] = float_of(score_key(scores[i * stride]));
+  const auto descending = [](float a, float b) { return score_key(a) > score_key(b); };
+  const auto nth = [&](size_t i, size_t end) {
+    std::nth_element(sample, sample + i, sample + end, descending);
+    return score_key(sample[i]);
+  };
+  // The number of the k largest among the sampled deviates from its mean by the mean's square root;
+  // four of them are exceeded once in tens of thousands of times.
+  const double mean = static_cast<double>(k) / static_cast<double>(n) * static_cast<double>(size);
+  const double margin = 4 * std::sqrt(mean) + 4;
+  *expected = 2 * margin / static_cast<double>(size) * static_cast<double>(n);
+  Range range = kAllKeys;
+  const auto below = static_cast<size_t>(mean + margin);
+  if (below < size) range.low = nth(below, size);
+  const auto above = static_cast<size_t>(std::max(0.0, mean - margin));
+  if (above > 0) range.high = nth(above, std::min(below, size));
+  return range;
+}
+
+// Narrows a range of keys down to the threshold. 1 <= k <= n.
+Threshold find_threshold(const float* scores, size_t n, size_t k, Scratch* scratch) {
+  Range range = kAllKeys;
+  bool all_inside = true;
+  const auto keep_collected = [&](Tally tally) {
+    scores = scratch->keys;
+    n = tally.inside;
+    k -= tally.above;
+    all_inside = true;
+  };
+  if (n >= kSampled) {
+    double expected = 0;
+    range = sample_range(scores, n, k, scratch, &expected);
+    all_inside = false;
+    if (expected < 0.75 * Scratch::kCapacity) {
+      const Tally tally = collect(scores, n, range, scratch);
+      if (tally.holds(k) && tally.inside <= Scratch::kCapacity) {
+        keep_collected(tally);
+      } else if (!tally.holds(k)) {
+        range = kAllKeys;
+        all_inside = true;
+      }
+    }
+  }
+  while (true) {
+    const auto width = static_cast<int>(std::bit_width(range.high - range.low));
+    const int shift = std::max(0, width - Scratch::kBucketBits);
+    const Tally tally = fill_histogram(scores, n, range, shift, all_inside, scratch);
+    if (!tally.holds(k)) {  // the sample misled; all keys cannot
+      range = kAllKeys;
+      all_inside = true;
+      continue;
+    }
+    size_t rank = k - tally.above;
+    uint32_t bucket = (range.high - range.low) >> shift;
+    size_t count = 0;
+    for (;; --bucket) {
+      count = scratch->histogram[0][bucket] + scratch->histogram[1][bucket];
       if (rank <= count) break;
       rank -= count;
     }
-    prefix |= digit << shift;
-    known = shift;
-  }
-  return {prefix, rank};
-}
-
-// Keys low .. high, both included, that probably hold the k-th largest of n >= kSampled scores.
-struct Bracket {
-  uint32_t low;
-  uint32_t high;
-};
-inline constexpr size_t kSampled = size_t{1} << 15;  // fewer scores are ranked directly
-
-Bracket sample_bracket(const float* scores, size_t n, size_t k, uint32_t* sample) {
-  const size_t size = std::clamp<size_t>(n / 64, 1024, 16384);
-  const size_t stride = n / size;
-  for (size_t i = 0; i < size; ++i) sample[i] = score_key(scores[i * stride]);
-  // The number of the k largest among the sampled has a standard deviation of at most the square
-  // root of its mean; four of them miss once in tens of thousands of times.
-  const double mean = static_cast<double>(k) / static_cast<double>(n) * static_cast<double>(size);
-  const double margin = 4 * std::sqrt(mean) + 4;
-  const auto above = static_cast<size_t>(std::max(0.0, mean - margin));
-  const auto within = static_cast<size_t>(mean + margin);
-  Bracket bracket = {0, 0x7fffffffu};
-  if (within < size) {
-    std::nth_element(sample, sample + within, sample + size, std::greater<>());
-    bracket.low = sample[within];
-    size_t end = within;
-    if (above > 0) {
-      std::nth_element(sample, sample + above, sample + end, std::greater<>());
-      bracket.high = sample[above];
-    }
-  } else if (above > 0) {
-    std::nth_element(sample, sample + above, sample + size, std::greater<>());
-    bracket.high = sample[above];
-  }
-  return bracket;
-}
-
-// One pass over the scores. False when the bracket does not hold the k-th largest, or too many.
-bool rank_in_bracket(const float* scores, size_t n, size_t k, Bracket bracket, Scratch* scratch,
-                     Threshold* threshold) {
-  const Words d;
-  const auto high = hn::Set(d, bracket.high);
-  const auto below_low = hn::BitCast(d, hn::Set(Ints(), static_cast<int32_t>(bracket.low) - 1));
-  size_t above = 0;
-  size_t inside = 0;
-  size_t j = 0;
-  // Every vector's store may reach past the keys collected; the room after kCapacity takes it.
-  for (; j + kLanes <= n && inside <= Scratch::kCapacity; j += kLanes) {
-    const auto keys = key_vec(scores + j);
-    const uint64_t not_below = bits_of_mask(d, greater(keys, below_low));
-    if (not_below == 0) continue;
-    const uint64_t beyond = bits_of_mask(d, greater(keys, high));
-    const uint64_t in = not_below & ~beyond;
-    above += static_cast<size_t>(std::popcount(beyond));
-    if (in == 0) continue;
-    const auto packed = hn::Compress(hn::BitCast(Floats(), keys), mask_of_bits(in));
-    hn::StoreU(hn::BitCast(d, packed), d, scratch->keys + inside);
-    inside += static_cast<size_t>(std::popcount(in));
-  }
-  for (; j < n && inside <= Scratch::kCapacity; ++j) {
-    const uint32_t key = score_key(scores[j]);
-    if (key > bracket.high) {
-      ++above;
-    } else if (key >= bracket.low) {
-      scratch->keys[inside++] = key;
+    range.low += bucket << shift;
+    range.high = std::min(range.high, range.low + ((1u << shift) - 1));
+    if (range.low == range.high) return {range.low, rank};
+    if (count <= Scratch::kCapacity) {
+      keep_collected(collect(scores, n, range, scratch));
+    } else {
+      all_inside = false;
     }
   }
-  if (inside > Scratch::kCapacity || k <= above || k > above + inside) return false;
-  const auto* keys = reinterpret_cast<const float*>(scratch->keys);
-  *threshold = rank_by_digits(keys, inside, k - above, scratch);
-  return true;
 }
 
 // Sets the bits of the scores above the threshold, and of the first `ties` equal to it.
@@ -196,18 +234,13 @@ void write_mask(const float* scores, size_t n, Threshold threshold, uint64_t* ma
   mask[w] = larger | take_ties(equal);
 }
 
-float select(const float* scores, size_t n, size_t k, uint64_t* mask, void* scratch_bytes) {
+float select(const float* scores, size_t n, size_t k, uint64_t* mask, void* scratch) {
   k = std::min(k, n);
   if (k == 0) {
     std::fill_n(mask, mask_words(n), uint64_t{0});
     return 0.0f;
   }
-  auto* scratch = static_cast<Scratch*>(scratch_bytes);
-  Threshold threshold;
-  if (n < kSampled || !rank_in_bracket(scores, n, k, sample_bracket(scores, n, k, scratch->keys),
-                                       scratch, &threshold)) {
-    threshold = rank_by_digits(scores, n, k, scratch);
-  }
+  const Threshold threshold = find_threshold(scores, n, k, static_cast<Scratch*>(scratch));
   write_mask(scores, n, threshold, mask);
   return float_of(threshold.key);
 }

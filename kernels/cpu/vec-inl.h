@@ -167,6 +167,46 @@ HWY_INLINE hn::Mask<Floats> mask_of_bits(uint64_t bits) {
   return hn::LoadMaskBits(Floats(), bytes);
 }
 
+#if HWY_TARGET != HWY_AVX3
+
+// For each combination of kLanes bits, where its set lanes come from: a lane number a byte for
+// eight lanes, byte numbers for four. (Highway's own tables of this version live on the stack, and
+// are copied there by GCC at every use.)
+inline constexpr size_t kIndexBytes = kLanes == 8 ? 8 : 16;
+struct CompressTable {
+  alignas(16) uint8_t index[size_t{1} << kLanes][kIndexBytes] = {};
+  constexpr CompressTable() {
+    constexpr size_t kPerLane = kIndexBytes / kLanes;
+    for (size_t bits = 0; bits < (size_t{1} << kLanes); ++bits) {
+      size_t out = 0;
+      for (size_t lane = 0; lane < kLanes; ++lane) {
+        if (((bits >> lane) & 1) == 0) continue;
+        for (size_t byte = 0; byte < kPerLane; ++byte) {
+          index[bits][out++] = static_cast<uint8_t>(lane * kPerLane + byte);
+        }
+      }
+    }
+  }
+};
+inline constexpr CompressTable kCompressTable;
+
+#endif
+
+// The lanes whose bits are set, in order, first; what follows them is unspecified.
+HWY_INLINE FloatVec compress(FloatVec v, uint64_t bits) {
+#if HWY_TARGET == HWY_AVX3
+  return hn::Compress(v, mask_of_bits(bits));
+#elif HWY_TARGET == HWY_AVX2
+  const hn::Rebind<uint8_t, Floats> bytes;
+  const auto index = hn::PromoteTo(Ints(), hn::LoadU(bytes, kCompressTable.index[bits]));
+  return hn::TableLookupLanes(v, hn::IndicesFromVec(Floats(), index));
+#else
+  const hn::Repartition<uint8_t, Floats> bytes;
+  const auto index = hn::Load(bytes, kCompressTable.index[bits]);
+  return hn::BitCast(Floats(), hn::TableLookupBytes(hn::BitCast(bytes, v), index));
+#endif
+}
+
 inline constexpr uint64_t kLaneBits = (uint64_t{1} << kLanes) - 1;
 inline constexpr uint64_t kFullWord = ~uint64_t{0};
 
