@@ -1,0 +1,321 @@
+#include "interposer/buffers.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/log.h"
+
+namespace scape::interposer {
+namespace {
+
+using plugin::DataType;
+using plugin::ReduceOp;
+
+constinit thread_local char next_name[64] = "";
+constinit std::atomic<uint64_t> call_order{0};
+
+struct Retired {
+  std::mutex mutex;
+  scape_stats stats{};
+};
+Retired& retired() {
+  static Retired* const instance = new Retired;  // never destroyed: used until the last moment
+  return *instance;
+}
+
+DataType data_type_of(scape_dtype dtype) {
+  switch (dtype) {
+    case SCAPE_FLOAT16:
+      return DataType::kFloat16;
+    case SCAPE_BFLOAT16:
+      return DataType::kBfloat16;
+    default:
+      return DataType::kFloat32;
+  }
+}
+
+bool is_sum(ReduceOp op) {
+  return op == ReduceOp::kSum || op == ReduceOp::kAvg || op == ReduceOp::kPremulSum;
+}
+
+// Why a call cannot be masked whatever the communicator; empty when it can.
+std::string unfit(const Registration& registration, size_t byte_offset, size_t count, DataType type,
+                  ReduceOp op) {
+  const DataType registered = data_type_of(registration.dtype);
+  if (type != registered) {
+    return format("the call is of %s, the registration of %s", plugin::name_of(type),
+                  plugin::name_of(registered));
+  }
+  if (!is_sum(op)) return format("%s is neither a sum nor a mean", plugin::name_of(op));
+  if (byte_offset % registration.element_size() != 0) return "its address is between two elements";
+  if (byte_offset / registration.element_size() + count > registration.count) {
+    return format("%zu elements from element %zu on reach past the end of the %zu registered",
+                  count, byte_offset / registration.element_size(), registration.count);
+  }
+  return "";
+}
+
+// The buffer of this call, made when it is new. An empty pointer with `why` set: it goes dense.
+Status buffer_for(Registration& registration, HostComm& comm, size_t offset, size_t count,
+                  const std::string& name, std::shared_ptr<Buffer>* out, std::string* why) {
+  const std::lock_guard lock(registration.mutex);
+  if (registration.dropped) return {};
+  for (const auto& buffer : registration.buffers) {
+    if (buffer->comm_id != comm.id() || buffer->next_name != name) continue;
+    if (!name.empty()) {
+      if (buffer->count != count) {
+        return error(SCAPE_ERR_USAGE,
+                     "scape_next(\"%s\") named %zu elements before and %zu now; give each buffer a "
+                     "name of its own",
+                     name.c_str(), buffer->count, count);
+      }
+    } else if (buffer->offset != offset || buffer->count != count) {
+      if (offset < buffer->offset + buffer->count && buffer->offset < offset + count) {
+        *why = format(
+            "elements %zu .. %zu overlap the buffer of elements %zu .. %zu that was called before",
+            offset, offset + count, buffer->offset, buffer->offset + buffer->count);
+        return {};
+      }
+      continue;
+    }
+    buffer->offset = offset;  // a named buffer may move within its registration
+    buffer->last_used = ++call_order;
+    *out = buffer;
+    return {};
+  }
+  auto buffer = std::make_shared<Buffer>();
+  buffer->registration_id = registration.id;
+  buffer->comm_id = comm.id();
+  buffer->communicator = comm.shared();
+  buffer->refresher = comm.refresher();
+  buffer->offset = offset;
+  buffer->count = count;
+  buffer->next_name = name;
+  buffer->last_used = ++call_order;
+  plugin::BufferConfig config = registration.config;
+  if (name.empty()) {
+    config.offset = offset;
+  } else {
+    config.name = name;
+    config.offset = 0;
+  }
+  buffer->masked =
+      plugin::make_masked_buffer(comm.shared(), buffer->refresher, std::move(config), count);
+  registration.buffers.push_back(buffer);
+  *out = std::move(buffer);
+  return {};
+}
+
+// A call met the registration: the waiting for one is over, and what it never covers is reported.
+void note_hit(Registration& registration, size_t offset, size_t count) {
+  registry().count_hit(registration);
+  const uint64_t hits = registration.hits.load(std::memory_order_relaxed);
+  size_t covered;
+  {
+    const std::lock_guard lock(registration.mutex);
+    covered = cover(registration, offset, count);
+  }
+  if (hits < kPatience || covered_enough(covered, registration.count)) return;
+  if (registration.warned_partial.exchange(true)) return;
+  SCAPE_WARN(
+      "registration \"%s\": after %llu calls only %zu of its %zu elements were ever in one; check "
+      "that its count "
+      "is in elements, and that each part is reduced",
+      registration.name(), static_cast<unsigned long long>(hits), covered, registration.count);
+}
+
+}  // namespace
+
+bool covered_enough(size_t covered, size_t count) { return covered >= count - count / 100; }
+
+void set_next_name(const char* name) { std::snprintf(next_name, sizeof next_name, "%s", name); }
+
+std::string take_next_name() {
+  if (next_name[0] == '\0') return {};
+  std::string name = next_name;
+  next_name[0] = '\0';
+  return name;
+}
+
+void note_miss(size_t bytes) {
+  std::vector<std::shared_ptr<Registration>> unmatched;
+  registry().count_miss(bytes, &unmatched);
+  for (const auto& registration : unmatched) {
+    SCAPE_WARN(
+        "registration \"%s\" (%zu elements at %p) met none of the last %llu calls of about its "
+        "size: it saves "
+        "nothing; register the address and the element count that the collective gets",
+        registration->name(), registration->count, reinterpret_cast<void*>(registration->base),
+        static_cast<unsigned long long>(kPatience));
+  }
+}
+
+void note_dense(Registration& registration, const std::string& why) {
+  registration.intercepted.fetch_add(1, std::memory_order_relaxed);
+  registration.fallbacks.fetch_add(1, std::memory_order_relaxed);
+  {
+    const std::lock_guard lock(registration.mutex);
+    auto& reasons = registration.reasons;
+    if (std::find(reasons.begin(), reasons.end(), why) != reasons.end()) return;
+    constexpr size_t kMostReasons = 16;  // ranges make ever new ones
+    if (reasons.size() >= kMostReasons) return;
+    reasons.push_back(why);
+  }
+  SCAPE_WARN("registration \"%s\": a call goes dense: %s (said once)", registration.name(),
+             why.c_str());
+}
+
+Status route_all_reduce(HostComm& comm, const void* send, const void* recv, size_t count,
+                        DataType type, ReduceOp op, Route* out) {
+  const std::string name = take_next_name();
+  if (count == 0) return {};
+  const void* address = send;
+  std::shared_ptr<Registration> registration = registry().find(send);
+  if (registration == nullptr && recv != send) {
+    address = recv;
+    registration = registry().find(recv);
+  }
+  if (registration == nullptr) {
+    note_miss(count * plugin::size_of(type));
+    return {};
+  }
+  const size_t byte_offset = reinterpret_cast<uintptr_t>(address) - registration->base;
+  if (std::string why = unfit(*registration, byte_offset, count, type, op); !why.empty()) {
+    note_dense(*registration, why);
+    return {};
+  }
+  const size_t offset = byte_offset / registration->element_size();
+  note_hit(*registration, offset, count);
+  out->registered = true;
+  out->name = registration->name();
+  std::string why;
+  SCAPE_RETURN_IF_ERROR(buffer_for(*registration, comm, offset, count, name, &out->buffer, &why));
+  if (!why.empty()) note_dense(*registration, why);
+  return {};
+}
+
+void note_other_collective(const char* function, const void* send, const void* recv, size_t bytes) {
+  take_next_name();
+  std::shared_ptr<Registration> registration = registry().find(send);
+  if (registration == nullptr && recv != send) registration = registry().find(recv);
+  if (registration == nullptr) {
+    note_miss(bytes);
+  } else {
+    note_dense(*registration, format("%s is not made sparse", function));
+  }
+}
+
+Status find_buffer(const void* address, size_t count, std::shared_ptr<Buffer>* out) {
+  const std::shared_ptr<Registration> registration = registry().find(address);
+  if (registration == nullptr) {
+    return error(SCAPE_ERR_NOT_FOUND, "%p is in no registered range; call scape_register() first",
+                 address);
+  }
+  const size_t offset =
+      (reinterpret_cast<uintptr_t>(address) - registration->base) / registration->element_size();
+  const std::lock_guard lock(registration->mutex);
+  for (const auto& buffer : registration->buffers) {
+    if (buffer->offset != offset || buffer->count != count) continue;
+    if (*out == nullptr || (*out)->last_used < buffer->last_used) *out = buffer;
+  }
+  if (*out != nullptr) return {};
+  return error(SCAPE_ERR_NOT_FOUND,
+               "no all-reduce of %zu elements from element %zu of \"%s\" was called yet; pass the "
+               "address and "
+               "count that the collective gets",
+               count, offset, registration->name());
+}
+
+void drop_buffers_of(uint64_t comm_id) {
+  for (const auto& registration : registry().all()) {
+    std::vector<std::shared_ptr<Buffer>> dropped;
+    {
+      const std::lock_guard lock(registration->mutex);
+      auto& buffers = registration->buffers;
+      const auto gone =
+          std::stable_partition(buffers.begin(), buffers.end(),
+                                [&](const auto& buffer) { return buffer->comm_id != comm_id; });
+      dropped.assign(gone, buffers.end());
+      buffers.erase(gone, buffers.end());
+    }
+    for (const auto& buffer : dropped) {
+      const std::lock_guard busy(buffer->busy);
+      if (buffer->masked == nullptr) continue;
+      const scape_stats stats = buffer->masked->stats();
+      buffer->masked.reset();
+      const std::lock_guard lock(registration->mutex);
+      add_stats(stats, &registration->retired);
+    }
+  }
+}
+
+double drop_buffers(Registration& registration) {
+  std::vector<std::shared_ptr<Buffer>> dropped;
+  {
+    const std::lock_guard lock(registration.mutex);
+    registration.dropped = true;
+    dropped.swap(registration.buffers);
+  }
+  double residual = 0;
+  scape_stats total = stats_of(registration);
+  for (const auto& buffer : dropped) {
+    const std::lock_guard busy(buffer->busy);
+    if (buffer->masked == nullptr) continue;
+    residual += buffer->masked->residual_l1();
+    add_stats(buffer->masked->stats(), &total);
+    buffer->masked.reset();
+  }
+  const std::lock_guard lock(retired().mutex);
+  add_stats(total, &retired().stats);
+  return residual;
+}
+
+void add_stats(const scape_stats& from, scape_stats* to) {
+  to->intercepted_calls += from.intercepted_calls;
+  to->sparse_calls += from.sparse_calls;
+  to->dense_calls += from.dense_calls;
+  to->fallback_calls += from.fallback_calls;
+  to->skipped_steps += from.skipped_steps;
+  to->nonfinite_values += from.nonfinite_values;
+  to->payload_bytes += from.payload_bytes;
+  to->mask_bytes += from.mask_bytes;
+  to->refreshes += from.refreshes;
+  to->refresh_waits += from.refresh_waits;
+  to->pack_ns += from.pack_ns;
+  to->exchange_ns += from.exchange_ns;
+  to->unpack_ns += from.unpack_ns;
+  to->score_ns += from.score_ns;
+  to->refresh_ns += from.refresh_ns;
+  to->refresh_wait_ns += from.refresh_wait_ns;
+  to->step_ns += from.step_ns;
+  to->mask_elements += from.mask_elements;
+  to->buffer_elements += from.buffer_elements;
+  to->mask_overlap += from.mask_overlap;
+  to->step = std::max(to->step, from.step);
+}
+
+scape_stats stats_of(Registration& registration) {
+  scape_stats total{};
+  std::vector<std::shared_ptr<Buffer>> buffers;
+  {
+    const std::lock_guard lock(registration.mutex);
+    add_stats(registration.retired, &total);
+    buffers = registration.buffers;
+  }
+  for (const auto& buffer : buffers) {
+    const std::lock_guard busy(buffer->busy);
+    if (buffer->masked != nullptr) add_stats(buffer->masked->stats(), &total);
+  }
+  const uint64_t fallbacks = registration.fallbacks.load(std::memory_order_relaxed);
+  total.intercepted_calls += registration.intercepted.load(std::memory_order_relaxed);
+  total.dense_calls += fallbacks;
+  total.fallback_calls += fallbacks;
+  return total;
+}
+
+scape_stats retired_stats() {
+  const std::lock_guard lock(retired().mutex);
+  return retired().stats;
+}
+
+}  // namespace scape::interposer

@@ -1,0 +1,80 @@
+// From a hooked call to the state of its buffer.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "base/status.h"
+#include "interposer/host_comm.h"
+#include "interposer/registry.h"
+
+namespace scape::interposer {
+
+// The state of one called range, or of one scape_next() name, on one communicator.
+struct Buffer {
+  // Held from the start of a call to its end and during each local step: the masked buffer itself
+  // is for one thread at a time. Never taken inside Registration::mutex.
+  std::mutex busy;
+  uint64_t registration_id = 0;
+  uint64_t comm_id = 0;
+  std::shared_ptr<plugin::Communicator> communicator;
+  std::shared_ptr<plugin::Refresher> refresher;  // outlives `masked`
+  std::unique_ptr<plugin::MaskedBuffer> masked;  // null once dropped
+  size_t offset = 0;
+  size_t count = 0;
+  std::string next_name;   // of scape_next(); empty for one that goes by its address
+  uint64_t last_used = 0;  // order of calls, for readers that name only the address
+};
+
+// The name that scape_next() gave this thread's next hooked call; taking it forgets it.
+void set_next_name(const char* name);
+std::string take_next_name();
+
+// How an all-reduce goes: masked over `buffer`, or dense where that is null. A dense call of a
+// registered range carries the registration's name to the other ranks, so that one that sees it
+// otherwise is found out.
+struct Route {
+  std::shared_ptr<Buffer> buffer;
+  bool registered = false;
+  std::string name;
+};
+
+// Decides for one all-reduce. Counts it, and says once why a registered range goes dense.
+Status route_all_reduce(HostComm& comm, const void* send, const void* recv, size_t count,
+                        plugin::DataType type, plugin::ReduceOp op, Route* out);
+
+// A collective that is never sparse met these buffers: where one is registered it is counted and
+// said.
+void note_other_collective(const char* function, const void* send, const void* recv, size_t bytes);
+
+// A call of `bytes` met no registration: those that wait for such calls in vain are named.
+void note_miss(size_t bytes);
+
+// Counts a dense call of the registration and says why, once per reason.
+void note_dense(Registration& registration, const std::string& why);
+
+// Enough of a registration was met by calls: all but a hundredth.
+bool covered_enough(size_t covered, size_t count);
+
+// The buffer that the last call of (address, count) used. NOT_FOUND says what is registered there.
+Status find_buffer(const void* address, size_t count, std::shared_ptr<Buffer>* out);
+
+// Drops the buffers of a communicator that is going away; their counters stay with their
+// registrations.
+void drop_buffers_of(uint64_t comm_id);
+
+// Drops all buffers of a registration. Waits for calls on them in other threads. Returns the
+// residual that was dropped (sum of magnitudes).
+double drop_buffers(Registration& registration);
+
+// Sums counters; `step` and the figures of the last call are the latest buffer's.
+void add_stats(const scape_stats& from, scape_stats* to);
+
+// The registration's own counters and all its buffers'.
+scape_stats stats_of(Registration& registration);
+
+// Those of registrations that are gone.
+scape_stats retired_stats();
+
+}  // namespace scape::interposer

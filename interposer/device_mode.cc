@@ -1,0 +1,102 @@
+#include "interposer/device_mode.h"
+
+#include <cstring>
+
+#include "interposer/buffers.h"
+#include "interposer/mode.h"
+#include "interposer/process.h"
+#include "plugin/host_communicator.h"
+
+namespace scape::interposer {
+
+using namespace nccl;  // the rows of nccl_functions.h name NCCL's types
+
+namespace {
+
+Functions real;
+
+// The real NCCL calls its own exported functions now and then, and so this library again.
+constinit thread_local bool inside = false;
+
+class Entered {
+ public:
+  Entered() : outermost_(!inside) { inside = true; }
+  ~Entered() {
+    if (outermost_) inside = false;
+  }
+  Entered(const Entered&) = delete;
+  Entered& operator=(const Entered&) = delete;
+  bool outermost() const { return outermost_; }
+
+ private:
+  const bool outermost_;
+};
+
+// Registered ranges travel dense in device mode, and never silently so.
+void note(const void* send, const void* recv, size_t bytes) {
+  std::shared_ptr<Registration> registration = registry().find(send);
+  if (registration == nullptr && recv != send) registration = registry().find(recv);
+  if (registration == nullptr) {
+    note_miss(bytes);
+    return;
+  }
+  registry().count_hit(*registration);
+  note_dense(*registration, "this version has no masked collective in device mode");
+}
+
+ncclResult_t all_reduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
+                        ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+  const Entered entered;
+  if (entered.outermost() && datatype >= 0 && datatype < ncclNumTypes) {
+    take_next_name();
+    note(sendbuff, recvbuff, count * plugin::size_of(static_cast<plugin::DataType>(datatype)));
+  }
+  return real.AllReduce(sendbuff, recvbuff, count, datatype, op, comm, stream);
+}
+
+bool of_host_mode(const ncclUniqueId& id) {
+  plugin::UniqueId copy;
+  std::memcpy(copy.bytes.data(), id.internal, sizeof id.internal);
+  if (!plugin::is_host_unique_id(copy)) return false;
+  report("ncclCommInitRank", error(SCAPE_ERR_USAGE,
+                                   "this rank is in device mode, the unique id was made in host "
+                                   "mode; set SCAPE_MODE alike on all ranks"));
+  return true;
+}
+
+ncclResult_t comm_init_rank(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank) {
+  if (of_host_mode(id)) return ncclInvalidUsage;
+  return real.CommInitRank(comm, nranks, id, rank);
+}
+
+ncclResult_t comm_init_rank_config(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank,
+                                   ncclConfig_t* config) {
+  if (of_host_mode(id)) return ncclInvalidUsage;
+  return real.CommInitRankConfig(comm, nranks, id, rank, config);
+}
+
+ncclResult_t comm_init_rank_scalable(ncclComm_t* comm, int nranks, int rank, int ids_count,
+                                     ncclUniqueId* ids, ncclConfig_t* config) {
+  for (int i = 0; ids != nullptr && i < ids_count; ++i) {
+    if (of_host_mode(ids[i])) return ncclInvalidUsage;
+  }
+  return real.CommInitRankScalable(comm, nranks, rank, ids_count, ids, config);
+}
+
+}  // namespace
+
+const Functions& device_functions(const RealNccl& found) {
+  real = refusing_functions();
+  load_functions(found, &real);
+  static Functions* const table =
+      new Functions(real);  // never destroyed: used until the last moment
+  table->AllReduce = all_reduce;
+  table->CommInitRank = comm_init_rank;
+  table->CommInitRankConfig = comm_init_rank_config;
+  table->CommInitRankScalable = comm_init_rank_scalable;
+  return *table;
+}
+
+const char* device_last_error(ncclComm_t comm) { return real.GetLastError(comm); }
+
+}  // namespace scape::interposer

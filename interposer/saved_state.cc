@@ -1,0 +1,313 @@
+#include "interposer/saved_state.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+
+#include "base/log.h"
+#include "interposer/buffers.h"
+#include "interposer/host_comm.h"
+#include "interposer/registry.h"
+#include "plugin/masked/crc.h"
+
+namespace scape::interposer {
+namespace {
+
+constexpr char kMagic[8] = {'S', 'C', 'A', 'P', 'E', 'S', 'T', 'A'};
+constexpr uint32_t kVersion = 1;
+
+struct FileHeader {
+  char magic[8];
+  uint32_t version;
+  uint32_t records;
+  uint64_t bytes;  // of the whole container
+  uint32_t reserved;
+  uint32_t crc;  // of the fields before it
+};
+static_assert(sizeof(FileHeader) == 32);
+
+struct RecordHeader {
+  char name[64];
+  uint64_t offset;
+  uint64_t count;
+  int32_t rank;
+  int32_t size;
+  uint64_t bytes;  // that follow
+  uint32_t reserved;
+  uint32_t crc;  // of the fields before it and the bytes that follow
+};
+static_assert(sizeof(RecordHeader) == 104);
+
+std::span<const std::byte> fields(const auto& header) {
+  return std::as_bytes(std::span(&header, 1)).first(sizeof header - sizeof header.crc);
+}
+
+uint32_t checksum(std::span<const std::byte> data, uint32_t before = 0) {
+  return plugin::crc32(before, data.data(), data.size());
+}
+
+uint32_t record_crc(const RecordHeader& header, std::span<const std::byte> bytes) {
+  return checksum(bytes, checksum(fields(header)));
+}
+
+template <typename T>
+void append(const T& value, std::vector<std::byte>* out) {
+  const auto bytes = std::as_bytes(std::span(&value, 1));
+  out->insert(out->end(), bytes.begin(), bytes.end());
+}
+
+struct Waiting {
+  std::mutex mutex;
+  std::vector<SavedBuffer> buffers;
+  std::atomic<bool> any{false};  // read without the mutex on the path of each call
+};
+Waiting& waiting() {
+  static Waiting* const instance = new Waiting;  // never destroyed: used until the last moment
+  return *instance;
+}
+
+bool same_buffer(const SavedBuffer& saved, const Buffer& buffer) {
+  const plugin::BufferConfig& config = buffer.masked->config();
+  return saved.name == config.name && saved.offset == config.offset && saved.count == buffer.count;
+}
+
+Status foreign(const SavedBuffer& saved, int rank, int size) {
+  return error(SCAPE_ERR_DATA,
+               "the saved state of \"%s\" is rank %d's of %d, this is rank %d of %d: each rank "
+               "loads its own file, in a "
+               "world of the same size",
+               saved.name.c_str(), saved.rank, saved.size, rank, size);
+}
+
+std::string system_error() { return std::strerror(errno); }
+
+class File {
+ public:
+  explicit File(int descriptor) : descriptor_(descriptor) {}
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  ~File() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  int get() const { return descriptor_; }
+
+ private:
+  int descriptor_;
+};
+
+}  // namespace
+
+std::vector<std::byte> encode_saved(const std::vector<SavedBuffer>& buffers) {
+  FileHeader file{};
+  std::memcpy(file.magic, kMagic, sizeof kMagic);
+  file.version = kVersion;
+  file.records = static_cast<uint32_t>(buffers.size());
+  file.bytes = sizeof file;
+  for (const SavedBuffer& buffer : buffers)
+    file.bytes += sizeof(RecordHeader) + buffer.bytes.size();
+  file.crc = checksum(fields(file));
+  std::vector<std::byte> out;
+  out.reserve(file.bytes);
+  append(file, &out);
+  for (const SavedBuffer& buffer : buffers) {
+    RecordHeader record{};
+    std::snprintf(record.name, sizeof record.name, "%s", buffer.name.c_str());
+    record.offset = buffer.offset;
+    record.count = buffer.count;
+    record.rank = buffer.rank;
+    record.size = buffer.size;
+    record.bytes = buffer.bytes.size();
+    record.crc = record_crc(record, buffer.bytes);
+    append(record, &out);
+    out.insert(out.end(), buffer.bytes.begin(), buffer.bytes.end());
+  }
+  return out;
+}
+
+Status decode_saved(std::span<const std::byte> data, std::vector<SavedBuffer>* out) {
+  FileHeader file;
+  if (data.size() < sizeof file) {
+    return error(SCAPE_ERR_DATA,
+                 "%zu bytes are too few for saved state; the file was cut or is another's",
+                 data.size());
+  }
+  std::memcpy(&file, data.data(), sizeof file);
+  if (std::memcmp(file.magic, kMagic, sizeof kMagic) != 0) {
+    return error(SCAPE_ERR_DATA, "these bytes are not saved state of scape");
+  }
+  if (file.crc != checksum(fields(file))) {
+    return error(SCAPE_ERR_DATA, "the saved state is damaged in its header; load an intact copy");
+  }
+  if (file.version != kVersion) {
+    return error(SCAPE_ERR_DATA, "the saved state has version %u, this library reads version %u",
+                 file.version, kVersion);
+  }
+  if (file.bytes != data.size()) {
+    return error(SCAPE_ERR_DATA,
+                 "the saved state holds %zu of its %llu bytes: it was cut; load an intact copy",
+                 data.size(), static_cast<unsigned long long>(file.bytes));
+  }
+  std::span<const std::byte> rest = data.subspan(sizeof file);
+  std::vector<SavedBuffer> buffers;
+  for (uint32_t i = 0; i < file.records; ++i) {
+    RecordHeader record;
+    if (rest.size() < sizeof record)
+      return error(SCAPE_ERR_DATA, "the saved state ends in record %u", i);
+    std::memcpy(&record, rest.data(), sizeof record);
+    rest = rest.subspan(sizeof record);
+    if (record.bytes > rest.size())
+      return error(SCAPE_ERR_DATA, "the saved state ends in record %u", i);
+    const auto bytes = rest.first(record.bytes);
+    rest = rest.subspan(record.bytes);
+    record.name[sizeof record.name - 1] = '\0';
+    if (record.crc != record_crc(record, bytes)) {
+      return error(SCAPE_ERR_DATA, "the saved state of \"%s\" is damaged; load an intact copy",
+                   record.name);
+    }
+    buffers.push_back({record.name, record.offset, record.count, record.rank, record.size,
+                       std::vector<std::byte>(bytes.begin(), bytes.end())});
+  }
+  if (!rest.empty()) return error(SCAPE_ERR_DATA, "%zu bytes follow the last record", rest.size());
+  *out = std::move(buffers);
+  return {};
+}
+
+Status write_file(const std::string& path, std::span<const std::byte> data) {
+  const std::string temporary = path + ".new." + std::to_string(::getpid());
+  const File file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (file.get() < 0) {
+    return error(SCAPE_ERR_SYSTEM, "%s cannot be created: %s", temporary.c_str(),
+                 system_error().c_str());
+  }
+  const auto fail = [&](const char* what) {
+    const Status status = error(SCAPE_ERR_SYSTEM, "%s cannot be %s: %s", temporary.c_str(), what,
+                                system_error().c_str());
+    ::unlink(temporary.c_str());
+    return status;
+  };
+  for (std::span<const std::byte> rest = data; !rest.empty();) {
+    const ssize_t written = ::write(file.get(), rest.data(), rest.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return fail("written");
+    rest = rest.subspan(static_cast<size_t>(written));
+  }
+  if (::fsync(file.get()) != 0) return fail("brought to the disk");
+  if (::rename(temporary.c_str(), path.c_str()) != 0) return fail("renamed");
+  return {};
+}
+
+Status read_file(const std::string& path, std::vector<std::byte>* out) {
+  const File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat info {};
+  if (file.get() < 0 || ::fstat(file.get(), &info) != 0) {
+    return error(SCAPE_ERR_SYSTEM, "%s cannot be opened: %s", path.c_str(), system_error().c_str());
+  }
+  out->resize(static_cast<size_t>(info.st_size));
+  size_t have = 0;
+  while (have < out->size()) {
+    const ssize_t got = ::read(file.get(), out->data() + have, out->size() - have);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0)
+      return error(SCAPE_ERR_SYSTEM, "%s cannot be read: %s", path.c_str(), system_error().c_str());
+    if (got == 0) break;
+    have += static_cast<size_t>(got);
+  }
+  out->resize(have);
+  return {};
+}
+
+Status collect_state(std::vector<SavedBuffer>* out) {
+  for (const auto& registration : registry().all()) {
+    std::vector<std::shared_ptr<Buffer>> buffers;
+    {
+      const std::lock_guard lock(registration->mutex);
+      buffers = registration->buffers;
+    }
+    for (const auto& buffer : buffers) {
+      const std::lock_guard busy(buffer->busy);
+      if (buffer->masked == nullptr) continue;
+      const plugin::BufferConfig& config = buffer->masked->config();
+      SavedBuffer saved{config.name,
+                        config.offset,
+                        buffer->count,
+                        buffer->communicator->rank(),
+                        buffer->communicator->size(),
+                        {}};
+      SCAPE_RETURN_IF_ERROR(buffer->masked->save(&saved.bytes));
+      out->push_back(std::move(saved));
+    }
+  }
+  const std::lock_guard lock(waiting().mutex);
+  out->insert(out->end(), waiting().buffers.begin(), waiting().buffers.end());
+  return {};
+}
+
+Status accept_state(std::vector<SavedBuffer> buffers) {
+  for (const SavedBuffer& saved : buffers) {
+    bool lives = false;
+    bool fits = false;
+    int rank = -1;
+    int size = 0;
+    for (const auto& registration : registry().all()) {
+      const std::lock_guard lock(registration->mutex);
+      for (const auto& buffer : registration->buffers) {
+        if (buffer->masked == nullptr || !same_buffer(saved, *buffer)) continue;
+        lives = true;
+        rank = buffer->communicator->rank();
+        size = buffer->communicator->size();
+        fits |= rank == saved.rank && size == saved.size;
+      }
+    }
+    if (!lives) {
+      for (const auto& comm : all_comms()) {
+        lives = true;
+        rank = comm->rank();
+        size = comm->size();
+        if (rank == saved.rank && size == saved.size) {
+          fits = true;
+          break;
+        }
+      }
+    }
+    if (lives && !fits) return foreign(saved, rank, size);
+  }
+  Waiting& list = waiting();
+  const std::lock_guard lock(list.mutex);
+  list.buffers = std::move(buffers);
+  list.any.store(!list.buffers.empty(), std::memory_order_release);
+  return {};
+}
+
+Status claim_saved_state(Buffer& buffer) {
+  Waiting& list = waiting();
+  if (!list.any.load(std::memory_order_acquire)) return {};
+  const int rank = buffer.communicator->rank();
+  const int size = buffer.communicator->size();
+  SavedBuffer mine;
+  {
+    const std::lock_guard lock(list.mutex);
+    const SavedBuffer* other = nullptr;
+    auto found = list.buffers.begin();
+    for (; found != list.buffers.end(); ++found) {
+      if (!same_buffer(*found, buffer)) continue;
+      if (found->rank == rank && found->size == size) break;
+      other = &*found;
+    }
+    if (found == list.buffers.end())
+      return other != nullptr ? foreign(*other, rank, size) : Status();
+    mine = std::move(*found);
+    list.buffers.erase(found);
+    list.any.store(!list.buffers.empty(), std::memory_order_release);
+  }
+  SCAPE_RETURN_IF_ERROR(buffer.masked->load(mine.bytes.data(), mine.bytes.size()));
+  SCAPE_INFO("buffer \"%s\": saved state taken (%zu bytes)", mine.name.c_str(), mine.bytes.size());
+  return {};
+}
+
+}  // namespace scape::interposer

@@ -1,0 +1,403 @@
+// The exported functions of scape.h.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "base/log.h"
+#include "base/settings.h"
+#include "interposer/buffers.h"
+#include "interposer/process.h"
+#include "interposer/saved_state.h"
+#include "plugin/host_communicator.h"
+#include "plugin/masked/masked_buffer.h"
+#include "scape/scape.h"
+
+namespace scape::interposer {
+namespace {
+
+uint64_t id_of(scape_registration registration) {
+  return reinterpret_cast<uintptr_t>(registration);
+}
+scape_registration handle_of(uint64_t id) { return reinterpret_cast<scape_registration>(id); }
+
+// What every function that needs the library enabled begins with.
+Status begin() {
+  SCAPE_RETURN_IF_ERROR(begin_use());
+  SCAPE_RETURN_IF_ERROR(check_process());
+  if (settings().enable) return {};
+  return error(SCAPE_ERR_INACTIVE,
+               "SCAPE_ENABLE=0: the program trains dense; unset it to register buffers");
+}
+
+Status check_pointer(const void* pointer, const char* what) {
+  if (pointer != nullptr) return {};
+  return error(SCAPE_ERR_ARGUMENT, "%s is null", what);
+}
+
+// Runs `step`, a callable that takes the masked buffer, on the buffer of the last call of (address,
+// count).
+template <typename Step>
+Status with_buffer(const void* address, size_t count, Step&& step) {
+  SCAPE_RETURN_IF_ERROR(begin());
+  std::shared_ptr<Buffer> buffer;
+  SCAPE_RETURN_IF_ERROR(find_buffer(address, count, &buffer));
+  const std::lock_guard busy(buffer->busy);
+  if (buffer->masked == nullptr) {
+    return error(SCAPE_ERR_NOT_FOUND, "the buffer at %p was unregistered meanwhile", address);
+  }
+  return step(*buffer->masked);
+}
+
+Status do_register(void* buffer, size_t count, scape_dtype dtype, const scape_config* config,
+                   scape_registration* registration) {
+  SCAPE_RETURN_IF_ERROR(begin());
+  SCAPE_RETURN_IF_ERROR(check_pointer(registration, "registration"));
+  *registration = nullptr;
+  plugin::BufferConfig resolved;
+  SCAPE_RETURN_IF_ERROR(plugin::resolve_config(config, dtype, &resolved));
+  std::shared_ptr<Registration> made;
+  SCAPE_RETURN_IF_ERROR(registry().add(buffer, count, dtype, std::move(resolved), &made));
+  claim_process();
+  *registration = handle_of(made->id);
+  SCAPE_INFO("registration \"%s\": %zu elements at %p, sparsity %g", made->name(), count, buffer,
+             made->config.sparsity);
+  return {};
+}
+
+Status do_unregister(scape_registration registration) {
+  SCAPE_RETURN_IF_ERROR(begin());
+  std::shared_ptr<Registration> removed;
+  SCAPE_RETURN_IF_ERROR(registry().remove(id_of(registration), &removed));
+  const double residual = drop_buffers(*removed);
+  if (residual > 0) {
+    SCAPE_WARN(
+        "registration \"%s\": unregistered with a residual of %g (sum of magnitudes) that was "
+        "never sent; "
+        "scape_flush() sends it",
+        removed->name(), residual);
+  }
+  return {};
+}
+
+Status do_self_check(scape_registration registration) {
+  SCAPE_RETURN_IF_ERROR(begin());
+  const std::shared_ptr<Registration> found = registry().by_id(id_of(registration));
+  if (found == nullptr) return error(SCAPE_ERR_NOT_FOUND, "no such registration; register first");
+  if (found->hits.load() == 0 && found->fallbacks.load() == 0) {
+    return error(SCAPE_ERR_USAGE,
+                 "registration \"%s\" has met no collective yet; pass the address and the element "
+                 "count that "
+                 "ncclAllReduce gets, and see that its calls go through the preloaded library",
+                 found->name());
+  }
+  if (const uint64_t misses = registry().misses_of(*found); misses >= kPatience) {
+    return error(SCAPE_ERR_USAGE,
+                 "registration \"%s\" has met none of the last %llu collectives of about its size; "
+                 "its memory moved, or "
+                 "another buffer is reduced",
+                 found->name(), static_cast<unsigned long long>(misses));
+  }
+  size_t covered = 0;
+  std::string reason;
+  {
+    const std::lock_guard lock(found->mutex);
+    for (const auto& [from, to] : found->covered) covered += to - from;
+    if (!found->reasons.empty()) reason = found->reasons.back();
+  }
+  const scape_stats stats = stats_of(*found);
+  if (stats.fallback_calls == stats.intercepted_calls && stats.intercepted_calls > 0) {
+    return error(SCAPE_ERR_USAGE, "registration \"%s\" travels dense: %s", found->name(),
+                 reason.c_str());
+  }
+  if (!covered_enough(covered, found->count)) {
+    return error(SCAPE_ERR_USAGE,
+                 "registration \"%s\": only %zu of its %zu elements were ever in a collective; "
+                 "check that its count is in "
+                 "elements",
+                 found->name(), covered, found->count);
+  }
+  return {};
+}
+
+Status do_next(const char* name) {
+  SCAPE_RETURN_IF_ERROR(begin());
+  SCAPE_RETURN_IF_ERROR(check_pointer(name, "name"));
+  const size_t length = std::strlen(name);
+  if (length == 0 || length > 63) {
+    return error(SCAPE_ERR_ARGUMENT, "name has %zu bytes; it takes 1 .. 63", length);
+  }
+  set_next_name(name);
+  return {};
+}
+
+Status do_get_stats(const void* buffer, size_t count, scape_stats* out) {
+  SCAPE_RETURN_IF_ERROR(begin_use());
+  SCAPE_RETURN_IF_ERROR(check_pointer(out, "stats"));
+  constexpr size_t kSmallest = offsetof(scape_stats, intercepted_calls);
+  const size_t size = out->size;
+  if (size < kSmallest || size > 65536) {
+    return error(SCAPE_ERR_ARGUMENT,
+                 "stats->size is %zu; set it to sizeof(scape_stats) before the call", size);
+  }
+  SCAPE_RETURN_IF_ERROR(check_process());
+  scape_stats total{};
+  if (buffer == nullptr) {
+    total = retired_stats();
+    for (const auto& registration : registry().all()) add_stats(stats_of(*registration), &total);
+    const plugin::ByteCounters bytes = plugin::process_counters();
+    total.wire_bytes_sent = bytes.sent_bytes;
+    total.wire_bytes_received = bytes.received_bytes;
+  } else if (count == 0) {
+    const std::shared_ptr<Registration> registration = registry().find(buffer);
+    if (registration == nullptr)
+      return error(SCAPE_ERR_NOT_FOUND, "%p is in no registered range", buffer);
+    total = stats_of(*registration);
+  } else {
+    SCAPE_RETURN_IF_ERROR(with_buffer(buffer, count, [&](plugin::MaskedBuffer& masked) -> Status {
+      total = masked.stats();
+      return {};
+    }));
+  }
+  // A caller with an older, shorter structure gets what it has room for.
+  total.size = size;
+  std::memset(out, 0, size);
+  std::memcpy(out, &total, std::min(size, sizeof total));
+  out->size = size;
+  return {};
+}
+
+Status do_save(std::vector<std::byte>* out) {
+  SCAPE_RETURN_IF_ERROR(begin());
+  std::vector<SavedBuffer> buffers;
+  SCAPE_RETURN_IF_ERROR(collect_state(&buffers));
+  *out = encode_saved(buffers);
+  return {};
+}
+
+Status do_load(std::span<const std::byte> data) {
+  std::vector<SavedBuffer> buffers;
+  SCAPE_RETURN_IF_ERROR(decode_saved(data, &buffers));
+  return accept_state(std::move(buffers));
+}
+
+}  // namespace
+}  // namespace scape::interposer
+
+using scape::Status;
+using scape::interposer::begin;
+using scape::interposer::check_pointer;
+using scape::interposer::guarded;
+using scape::interposer::with_buffer;
+using scape::plugin::MaskedBuffer;
+
+extern "C" {
+
+int scape_is_active(void) {
+  const bool usable = scape::interposer::begin_use().ok();
+  return usable && scape::settings().enable ? 1 : 0;
+}
+
+int scape_version(void) { return SCAPE_VERSION_CODE; }
+
+const char* scape_status_string(scape_status status) {
+  switch (status) {
+    case SCAPE_OK:
+      return "ok";
+    case SCAPE_ERR_INACTIVE:
+      return "scape is not active";
+    case SCAPE_ERR_ARGUMENT:
+      return "invalid argument";
+    case SCAPE_ERR_USAGE:
+      return "call does not fit the state";
+    case SCAPE_ERR_NOT_FOUND:
+      return "not found";
+    case SCAPE_ERR_MISMATCH:
+      return "ranks disagree";
+    case SCAPE_ERR_MEMORY:
+      return "out of memory or buffer too small";
+    case SCAPE_ERR_SYSTEM:
+      return "system error";
+    case SCAPE_ERR_REMOTE:
+      return "another rank failed";
+    case SCAPE_ERR_TIMEOUT:
+      return "time-out waiting for peers";
+    case SCAPE_ERR_DATA:
+      return "saved state is damaged or foreign";
+    case SCAPE_ERR_INTERNAL:
+      return "internal error";
+  }
+  return "unknown status";
+}
+
+const char* scape_last_error(void) { return scape::interposer::last_error(); }
+
+scape_status scape_config_init(scape_config* config, size_t size) {
+  return guarded("scape_config_init", [&]() -> Status {
+    SCAPE_RETURN_IF_ERROR(scape::interposer::begin_use());
+    SCAPE_RETURN_IF_ERROR(check_pointer(config, "config"));
+    if (size < sizeof config->size || size > 65536) {
+      return scape::error(SCAPE_ERR_ARGUMENT, "size %zu is not sizeof(scape_config)", size);
+    }
+    scape::plugin::BufferConfig defaults;
+    SCAPE_RETURN_IF_ERROR(scape::plugin::resolve_config(nullptr, SCAPE_FLOAT32, &defaults));
+    scape_config filled{};
+    filled.size = size;
+    filled.role = defaults.role;
+    filled.payload = defaults.payload;
+    filled.residual = defaults.residual;
+    filled.rule = defaults.rule;
+    filled.sparsity = defaults.sparsity;
+    filled.beta1 = defaults.beta1;
+    filled.beta2 = defaults.beta2;
+    filled.eps = defaults.eps;
+    filled.age_cap = defaults.age_cap;
+    filled.ramp_sparsity = defaults.ramp_sparsity;
+    // total_steps, dense_steps and ramp_steps stay 0: the settings' values, unless the run's length
+    // is given.
+    std::memset(static_cast<void*>(config), 0, size);
+    std::memcpy(static_cast<void*>(config), &filled, std::min(size, sizeof filled));
+    return {};
+  });
+}
+
+scape_status scape_register(void* buffer, size_t count, scape_dtype dtype,
+                            const scape_config* config, scape_registration* registration) {
+  const scape_status status = guarded("scape_register", [&] {
+    return scape::interposer::do_register(buffer, count, dtype, config, registration);
+  });
+  if (status != SCAPE_OK && scape::settings().required) {
+    std::fprintf(stderr, "scape: SCAPE_REQUIRED=1 and a registration was refused: %s\n",
+                 scape_last_error());
+    ::_exit(1);
+  }
+  return status;
+}
+
+scape_status scape_unregister(scape_registration registration) {
+  return guarded("scape_unregister",
+                 [&] { return scape::interposer::do_unregister(registration); });
+}
+
+scape_status scape_next(const char* name) {
+  return guarded("scape_next", [&] { return scape::interposer::do_next(name); });
+}
+
+scape_status scape_self_check(scape_registration registration) {
+  return guarded("scape_self_check",
+                 [&] { return scape::interposer::do_self_check(registration); });
+}
+
+scape_status scape_adams_step(void* buffer, size_t count, float* param, double lr,
+                              double weight_decay, void*) {
+  return guarded("scape_adams_step", [&] {
+    return with_buffer(buffer, count, [&](MaskedBuffer& masked) {
+      return masked.adams_step(param, lr, weight_decay);
+    });
+  });
+}
+
+scape_status scape_post_step(void* buffer, size_t count, size_t offset, size_t length,
+                             const float* before, float* param, double lr, double weight_decay,
+                             void*) {
+  return guarded("scape_post_step", [&] {
+    return with_buffer(buffer, count, [&](MaskedBuffer& masked) {
+      return masked.post_step(offset, length, before, param, lr, weight_decay);
+    });
+  });
+}
+
+scape_status scape_clear_masked(void* buffer, size_t count, void*) {
+  return guarded("scape_clear_masked", [&] {
+    return with_buffer(buffer, count,
+                       [&](MaskedBuffer& masked) { return masked.clear_masked(buffer); });
+  });
+}
+
+scape_status scape_flush(void* buffer, size_t count, float* param, double lr, double weight_decay,
+                         void*) {
+  return guarded("scape_flush", [&] {
+    return with_buffer(buffer, count, [&](MaskedBuffer& masked) {
+      return masked.flush(buffer, param, lr, weight_decay);
+    });
+  });
+}
+
+scape_status scape_read_mask(const void* buffer, size_t count, uint64_t* words, size_t capacity) {
+  return guarded("scape_read_mask", [&] {
+    return with_buffer(buffer, count,
+                       [&](MaskedBuffer& masked) { return masked.read_mask(words, capacity); });
+  });
+}
+
+scape_status scape_read_ages(const void* buffer, size_t count, uint16_t* ages, size_t capacity) {
+  return guarded("scape_read_ages", [&] {
+    return with_buffer(buffer, count,
+                       [&](MaskedBuffer& masked) { return masked.read_ages(ages, capacity); });
+  });
+}
+
+scape_status scape_read_residual(const void* buffer, size_t count, float* out, size_t capacity) {
+  return guarded("scape_read_residual", [&] {
+    return with_buffer(buffer, count,
+                       [&](MaskedBuffer& masked) { return masked.read_residual(out, capacity); });
+  });
+}
+
+scape_status scape_read_moment(const void* buffer, size_t count, float* out, size_t capacity) {
+  return guarded("scape_read_moment", [&] {
+    return with_buffer(buffer, count,
+                       [&](MaskedBuffer& masked) { return masked.read_moment(out, capacity); });
+  });
+}
+
+scape_status scape_get_stats(const void* buffer, size_t count, scape_stats* stats) {
+  return guarded("scape_get_stats",
+                 [&] { return scape::interposer::do_get_stats(buffer, count, stats); });
+}
+
+scape_status scape_save_state(void* data, size_t capacity, size_t* needed) {
+  return guarded("scape_save_state", [&]() -> Status {
+    SCAPE_RETURN_IF_ERROR(check_pointer(needed, "needed"));
+    *needed = 0;
+    std::vector<std::byte> state;
+    SCAPE_RETURN_IF_ERROR(scape::interposer::do_save(&state));
+    *needed = state.size();
+    if (data == nullptr) return {};
+    if (capacity < state.size()) {
+      return scape::error(SCAPE_ERR_MEMORY, "capacity %zu is less than the %zu bytes needed",
+                          capacity, state.size());
+    }
+    std::memcpy(data, state.data(), state.size());
+    return {};
+  });
+}
+
+scape_status scape_save_state_file(const char* path) {
+  return guarded("scape_save_state_file", [&]() -> Status {
+    SCAPE_RETURN_IF_ERROR(check_pointer(path, "path"));
+    std::vector<std::byte> state;
+    SCAPE_RETURN_IF_ERROR(scape::interposer::do_save(&state));
+    return scape::interposer::write_file(path, state);
+  });
+}
+
+scape_status scape_load_state(const void* data, size_t size) {
+  return guarded("scape_load_state", [&]() -> Status {
+    SCAPE_RETURN_IF_ERROR(begin());
+    SCAPE_RETURN_IF_ERROR(check_pointer(data, "data"));
+    return scape::interposer::do_load({static_cast<const std::byte*>(data), size});
+  });
+}
+
+scape_status scape_load_state_file(const char* path) {
+  return guarded("scape_load_state_file", [&]() -> Status {
+    SCAPE_RETURN_IF_ERROR(begin());
+    SCAPE_RETURN_IF_ERROR(check_pointer(path, "path"));
+    std::vector<std::byte> state;
+    SCAPE_RETURN_IF_ERROR(scape::interposer::read_file(path, &state));
+    return scape::interposer::do_load(state);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,80 @@
+// scape-info: version, build, transports, SIMD targets and the settings in force.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+
+#include "base/settings.h"
+#include "kernels/kernels.h"
+#include "plugin/transport/transport.h"
+#include "scape/scape.h"
+
+namespace {
+
+using scape::SettingRow;
+
+// A cell of a Markdown table: bars would end it.
+std::string cell(std::string text) {
+  for (size_t at = text.find('|'); at != std::string::npos; at = text.find('|', at + 2)) {
+    text.insert(at, "\\");
+  }
+  return text;
+}
+
+void print_markdown() {
+  std::puts(
+      "# Settings\n\n"
+      "Environment variables, read once, at the first NCCL or Scape call of a process. This page "
+      "is printed by\n"
+      "`scape-info --markdown` from the registry in `base/settings_list.h`; `scape-info` alone "
+      "prints the values in "
+      "force.\n"
+      "A bad value stops the first call with the name, the value and the range; an unknown "
+      "`SCAPE_*` name gives one\n"
+      "warning with the nearest known one.\n\n"
+      "| variable | type | range | default | meaning |\n|---|---|---|---|---|");
+  for (const SettingRow& row : scape::settings_rows()) {
+    std::printf("| `%s` | %s | %s | %s | %s |\n", row.name.c_str(), row.type.c_str(),
+                cell(row.range).c_str(),
+                row.fallback.empty() ? "–" : ("`" + cell(row.fallback) + "`").c_str(),
+                cell(row.help).c_str());
+  }
+}
+
+void print_report() {
+  std::printf("scape %s (C API %d)\n", SCAPE_VERSION_STRING, SCAPE_VERSION_CODE);
+  std::printf("built with %s, C++ %ld\n", __VERSION__, static_cast<long>(__cplusplus));
+  std::printf("\ntransports\n");
+  for (const char* name : {"ucx"}) {
+    const scape::plugin::TransportModule* module = nullptr;
+    const scape::Status status = scape::plugin::load_transport_module(name, &module);
+    std::printf("  %-8s %s\n", name, status.ok() ? "found" : status.message().c_str());
+  }
+  std::printf("\nkernels, best first\n ");
+  for (const auto* ops : scape::kernels::available_ops()) std::printf(" %s", ops->name);
+  std::printf("\n  in use: %s\n", scape::kernels::ops().name);
+  std::printf("\nsettings (* from the environment)\n");
+  for (const SettingRow& row : scape::settings_rows()) {
+    std::printf("%c %-24s %s\n", row.from_environment ? '*' : ' ', row.name.c_str(),
+                row.value.c_str());
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Prints Scape's version, build, transports, SIMD targets and settings in force.");
+  bool markdown = false;
+  app.add_flag("--markdown", markdown, "print docs/settings.md instead");
+  app.set_version_flag("--version", SCAPE_VERSION_STRING);
+  CLI11_PARSE(app, argc, argv);
+  if (markdown) {
+    print_markdown();
+    return 0;
+  }
+  print_report();
+  for (const std::string& warning : scape::settings_warnings())
+    std::fprintf(stderr, "warning: %s\n", warning.c_str());
+  if (scape::settings_status().ok()) return 0;
+  std::fprintf(stderr, "error: %s\n", scape::settings_status().message().c_str());
+  return 1;
+}
