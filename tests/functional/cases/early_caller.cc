@@ -1,0 +1,7 @@
+// Links the library that calls early, and says how it went.
+void print_early_answers();
+
+int main() {
+  print_early_answers();
+  return 0;
+}

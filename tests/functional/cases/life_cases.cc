@@ -1,0 +1,398 @@
+// Preloading and the life of a process: F01 to F03, F06, F07, F35.
+#include <dirent.h>
+#include <dlfcn.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include "tests/functional/cases/case.h"
+#include "tests/support/stub_nccl.h"
+
+namespace scape::cases {
+namespace {
+
+double since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+size_t entries_of(const char* folder) {
+  size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder)) ++count;
+  return count;
+}
+
+// Runs of a case's ranks that have to end with these statuses.
+std::vector<Outcome> expect(const std::vector<Run>& runs, const std::vector<int>& statuses) {
+  const std::vector<Outcome> outcomes = run(runs);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    CHECK_SAYING(outcomes[i].status == statuses[i], "rank " + std::to_string(i) + " ended with " +
+                                                        std::to_string(outcomes[i].status) + ":\n" +
+                                                        outcomes[i].err);
+    CHECK_SAYING(outcomes[i].out.empty(), outcomes[i].out);
+  }
+  std::filesystem::remove_all(runs.front().environment.at("FIELD_CASE_FOLDER"));
+  return outcomes;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// ---- F01 ----
+
+// A program whose library calls NCCL and Scape from a constructor, with an allocator preloaded
+// before or after this library.
+LAUNCHED_CASE(F01_early_calls) {
+  for (const std::string& order :
+       {std::string(NOISY_ALLOCATOR) + ":" + preload_path(),
+        preload_path() + ":" + std::string(NOISY_ALLOCATOR), preload_path()}) {
+    for (int repeat = 0; repeat < 15; ++repeat) {
+      Run early;
+      early.command = {EARLY_CALLER};
+      early.preload = false;
+      early.environment = {{"LD_PRELOAD", order}, {"SCAPE_MODE", "host"}};
+      const Outcome outcome = run(early);
+      CHECK_SAYING(outcome.status == 0, order + ": " + outcome.err);
+      CHECK_SAYING(outcome.out == "early calls: 0 0 0\n", outcome.out);
+    }
+  }
+}
+
+// ---- F02 ----
+
+LAUNCHED_CASE(F02_quiet_preload) {
+  const std::vector<std::string> commands = {
+      "ls -la /usr/include | sort", "echo one; echo two >&2; exit 3",
+      "seq 1 2000 | wc -c",         "cat /etc/passwd | tr a-z A-Z",
+      "env -i sh -c 'echo empty'",  "ls /proc/self/fd | wc -l",
+      "ls /proc/self/task | wc -l", "printf x | od -c"};
+  for (int round = 0; round < 6; ++round) {
+    for (const std::string& command : commands) {
+      Run with;
+      with.command = {"/bin/sh", "-c", command};
+      Run without = with;
+      without.preload = false;
+      const Outcome a = run(with);
+      const Outcome b = run(without);
+      CHECK_SAYING(a.status == b.status && a.out == b.out && a.err == b.err,
+                   command + ": " + a.out + a.err);
+    }
+  }
+  // Start-up time, median of 50, the two kinds in turn.
+  std::vector<double> times[2];
+  for (int i = 0; i < 100; ++i) {
+    Run quick;
+    quick.command = {"/bin/true"};
+    quick.preload = i % 2 == 0;
+    times[i % 2].push_back(run(quick).seconds);
+  }
+  for (auto& list : times) std::sort(list.begin(), list.end());
+  const double extra = times[0][25] - times[1][25];
+  std::fprintf(stderr, "preloading adds %.2f ms to the start of a program\n", extra * 1e3);
+  CHECK(extra < 0.005);
+}
+
+// At its first use, and not before, the library takes itself out of LD_PRELOAD where that is asked
+// for.
+LAUNCHED_CASE(F02_children_without_preload) {
+  for (const bool unset : {false, true}) {
+    std::vector<Run> runs = rank_runs("F02_children_without_preload", 1);
+    runs[0].environment["SCAPE_UNSET_PRELOAD"] = unset ? "1" : "0";
+    runs[0].environment["LD_PRELOAD"] = std::string(NOISY_ALLOCATOR) + ":" + preload_path();
+    runs[0].environment["FIELD_CASE_ARGUMENT"] =
+        unset ? NOISY_ALLOCATOR : runs[0].environment["LD_PRELOAD"];
+    expect(runs, {0});
+  }
+}
+RANK_PART(F02_children_without_preload) {
+  CHECK(std::string(std::getenv("LD_PRELOAD")) ==
+        std::string(NOISY_ALLOCATOR) + ":" + preload_path());
+  CHECK(scape_is_active() == 1);
+  CHECK(std::string(std::getenv("LD_PRELOAD")) == argument());
+  Run child;
+  child.command = {"/bin/sh", "-c", "echo $LD_PRELOAD"};
+  child.preload = false;
+  CHECK(run(child).out == argument() + "\n");
+}
+
+// ---- F03 ----
+
+LAUNCHED_CASE(F03_preload_not_loaded) {
+  for (const char* preload : {"/no/such/libscape_nccl.so", "-"}) {
+    for (const bool required : {false, true}) {
+      std::vector<Run> runs = rank_runs("F03_preload_not_loaded", 2);
+      for (Run& one : runs) {
+        one.preload = false;
+        one.environment["LD_PRELOAD"] = preload;
+        one.environment["SCAPE_REQUIRED"] = required ? "1" : "0";
+      }
+      const std::vector<Outcome> outcomes =
+          expect(runs, required ? std::vector{1, 1} : std::vector{0, 0});
+      if (required) CHECK_SAYING(contains(outcomes[0].err, "LD_PRELOAD"), outcomes[0].err);
+    }
+  }
+}
+RANK_PART(F03_preload_not_loaded) {
+  CHECK(scape_is_active() == 0);
+  CHECK(scape_version() == 0);
+  std::vector<float> buffer(1024, 2.5f), result(1024);
+  scape_registration registration = nullptr;
+  CHECK(scape_register(buffer.data(), 1024, SCAPE_FLOAT32, nullptr, &registration) ==
+        SCAPE_ERR_INACTIVE);
+  CHECK(contains(scape_last_error(), "LD_PRELOAD"));
+  // The program's own NCCL serves it, dense.
+  ncclUniqueId id;
+  ncclComm_t comm;
+  NCCL(ncclGetUniqueId(&id));
+  NCCL(ncclCommInitRank(&comm, 1, id, 0));
+  NCCL(ncclAllReduce(buffer.data(), result.data(), 1024, ncclFloat32, ncclSum, comm, nullptr));
+  CHECK(result == buffer);
+}
+
+LAUNCHED_CASE(F03_required_registration_refused) {
+  std::vector<Run> runs = rank_runs("F03_required_registration_refused", 1);
+  runs[0].environment["SCAPE_REQUIRED"] = "1";
+  const std::vector<Outcome> outcomes = expect(runs, {1});
+  CHECK_SAYING(contains(outcomes[0].err, "count 0"), outcomes[0].err);
+}
+RANK_PART(F03_required_registration_refused) {
+  float buffer[4];
+  scape_registration registration;
+  scape_register(buffer, 0, SCAPE_FLOAT32, nullptr, &registration);
+}
+
+// ---- F06 ----
+
+RANKED_CASE(F06_fork, 2) {
+  ncclComm_t comm = self.init();
+  std::vector<float> buffer(512);
+  Conservation sums(512);
+  add(buffer.data(), 512, "forked", 0.25);
+  const auto steps = [&](int first, int count) {
+    for (int step = first; step < first + count; ++step) {
+      fill(buffer, values_of(self, step, 512));
+      sums.input(buffer);
+      all_reduce(buffer, comm);
+      sums.output(buffer);
+      check_agreement(self, comm, buffer.data(), 2048);
+    }
+  };
+  steps(0, 3);
+  const size_t descriptors = entries_of("/proc/self/fd");
+  std::vector<pid_t> children;
+  for (int kind = 0; self.rank == 0 && kind < 3; ++kind) {
+    const pid_t child = ::fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+      if (kind == 0) std::exit(5);
+      if (kind == 1) {
+        while (true) ::pause();
+      }
+      const auto start = std::chrono::steady_clock::now();
+      const ncclResult_t result =
+          ncclAllReduce(buffer.data(), buffer.data(), 512, ncclFloat32, ncclSum, comm, nullptr);
+      const bool named = contains(ncclGetLastError(comm), "fork");
+      scape_registration registration;
+      const scape_status status =
+          scape_register(&registration, 1, SCAPE_FLOAT32, nullptr, &registration);
+      ncclComm_t fresh;
+      const ncclResult_t init = ncclCommInitRank(&fresh, 1, ncclUniqueId{}, 0);
+      const bool refused = result == ncclInvalidUsage && status == SCAPE_ERR_USAGE &&
+                           init == ncclInvalidUsage && ncclCommDestroy(comm) != ncclSuccess;
+      ::_exit(refused && named && since(start) < 1 ? 7 : 1);
+    }
+    children.push_back(child);
+  }
+  steps(3, 5);
+  if (self.rank == 0) {
+    ::kill(children[1], SIGKILL);
+    int state = 0;
+    CHECK(::waitpid(children[0], &state, 0) == children[0] && WIFEXITED(state) &&
+          WEXITSTATUS(state) == 5);
+    CHECK(::waitpid(children[1], &state, 0) == children[1] && WIFSIGNALED(state) &&
+          WTERMSIG(state) == SIGKILL);
+    CHECK(::waitpid(children[2], &state, 0) == children[2] && WIFEXITED(state));
+    CHECK_SAYING(WEXITSTATUS(state) == 7, "the child that used the communicator ended with " +
+                                              std::to_string(WEXITSTATUS(state)));
+  }
+  steps(8, 3);
+  sums.check(self, comm, buffer.data());
+  CHECK(entries_of("/proc/self/fd") == descriptors);
+  NCCL(ncclCommDestroy(comm));
+}
+
+// ---- F07 ----
+
+struct Open {
+  ncclComm_t comm = nullptr;
+  scape_registration registration = nullptr;
+  std::vector<float> buffer = std::vector<float>(1024);
+
+  void begin(Rank& self) {
+    comm = self.init();
+    registration = add(buffer.data(), 1024, "at exit", 0.1);
+    for (int step = 0; step < 4; ++step) {
+      fill(buffer, values_of(self, step, 1024));
+      all_reduce(buffer, comm);
+    }
+  }
+};
+
+// Destroyed after main has returned.
+struct Last {
+  Open* open = nullptr;
+  ~Last() {
+    if (open == nullptr) return;
+    NCCL(ncclCommDestroy(open->comm));
+    SCAPE(scape_unregister(open->registration));
+    CHECK(ncclCommDestroy(open->comm) == ncclInvalidArgument);
+    ::_exit(23);
+  }
+};
+Last last;
+
+LAUNCHED_CASE(F07_exit) {
+  for (const char* ending :
+       {"return", "static destructor", "exit beside a collective", "_exit", "dlclose"}) {
+    std::vector<Run> runs = rank_runs("F07_exit", 2, ending);
+    for (Run& one : runs) one.limit_s = 10;
+    const std::string name = ending;
+    const int status = name == "return" ? 0 : name == "static destructor" ? 23 : 41;
+    const std::vector<Outcome> outcomes = expect(runs, {status, status});
+    std::fprintf(stderr, "%s: %.1f s\n", ending, outcomes[0].seconds);
+  }
+}
+RANK_PART(F07_exit) {
+  static Open* const open = new Open;
+  open->begin(self);
+  const std::string ending = argument();
+  if (ending == "return") return;
+  if (ending == "static destructor") {
+    last.open = open;
+  } else if (ending == "_exit") {
+    ::_exit(41);
+  } else if (ending == "dlclose") {
+    void* handle = ::dlopen(preload_path().c_str(), RTLD_NOW);
+    CHECK(handle != nullptr && ::dlclose(handle) == 0);
+    std::exit(41);
+  } else {
+    // Rank 0 waits in a collective that rank 1 never joins.
+    self.meet("before exit");
+    static std::thread stuck([&] {
+      if (self.rank == 0)
+        ncclAllReduce(open->buffer.data(), open->buffer.data(), 1024, ncclFloat32, ncclSum,
+                      open->comm, nullptr);
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    self.meet("now");
+    stuck.detach();
+    std::exit(41);
+  }
+}
+
+// ---- F35 ----
+
+LAUNCHED_CASE(F35_settings) {
+  // A bad value stops the first call with name, value and range; the program decides what then.
+  for (const std::string& bad :
+       {std::string("abc"), std::string(), std::string("-1"), std::string("0,01"),
+        std::string("1e-400"), std::string(10000, '9')}) {
+    std::vector<Run> runs = rank_runs("F35_settings", 1, "stops");
+    runs[0].environment["SCAPE_SPARSITY"] = bad;
+    const std::vector<Outcome> outcomes = expect(runs, {3});
+    CHECK_SAYING(
+        contains(outcomes[0].err, "SCAPE_SPARSITY") && contains(outcomes[0].err, "0 .. 0.999999"),
+        outcomes[0].err);
+    CHECK(outcomes[0].err.size() < 4000);
+  }
+  {
+    std::vector<Run> runs = rank_runs("F35_settings", 1, "stops");
+    runs[0].environment["SCAPE_TRANSPORT"] = "pigeons";
+    CHECK(contains(expect(runs, {3})[0].err, "SCAPE_TRANSPORT=\"pigeons\""));
+  }
+  // One warning for an unknown name, with the nearest known one; none for known names.
+  for (const bool swapped : {true, false}) {
+    std::vector<Run> runs = rank_runs("F35_settings", 2, "works");
+    for (Run& one : runs) {
+      one.environment[swapped ? "SCAPE_SPASRITY" : "SCAPE_SPARSITY"] = "0.5";
+      one.environment["SCAPE_DENSE_STEPS"] = "3";
+      one.environment["SCAPE_TIMEOUT"] = "20";
+    }
+    const std::string err = expect(runs, {0, 0})[0].err;
+    const size_t at = err.find("SCAPE_SPASRITY is not a setting");
+    CHECK_SAYING((at != std::string::npos) == swapped, err);
+    if (swapped) {
+      CHECK_SAYING(contains(err, "the nearest is SCAPE_SPARSITY"), err);
+      CHECK(err.find("SCAPE_SPASRITY is not a setting", at + 1) == std::string::npos);
+    } else {
+      CHECK_SAYING(err.empty(), err);
+    }
+  }
+}
+RANK_PART(F35_settings) {
+  if (argument() == "stops") {
+    ncclUniqueId id;
+    const ncclResult_t result = ncclGetUniqueId(&id);
+    CHECK(result == ncclInvalidArgument);
+    CHECK(contains(ncclGetLastError(nullptr), "=\""));
+    CHECK(scape_is_active() == 0);
+    std::fprintf(stderr, "%s\n", ncclGetLastError(nullptr));
+    ::_exit(3);
+  }
+  std::atomic<bool> stop{false};
+  std::thread changer([&] {
+    for (int i = 0; !stop; ++i) ::setenv("UNRELATED", std::to_string(i).c_str(), 1);
+  });
+  ncclComm_t comm = self.init();
+  std::vector<float> buffer(100, 1);
+  for (int i = 0; i < 20; ++i) {
+    buffer.assign(100, 1);
+    all_reduce(buffer, comm);
+    CHECK(buffer[99] == 2);
+  }
+  stop = true;
+  changer.join();
+  NCCL(ncclCommDestroy(comm));
+}
+
+// ---- modes ----
+
+LAUNCHED_CASE(modes_that_differ_are_both_named) {
+  std::vector<Run> runs = rank_runs("modes_that_differ_are_both_named", 2);
+  runs[1].environment["SCAPE_MODE"] = "device";
+  runs[1].environment["SCAPE_NCCL_LIB"] = stub_path();
+  expect(runs, {0, 0});
+  std::swap(runs[0].environment, runs[1].environment);
+  std::swap(runs[0].environment["RANK"], runs[1].environment["RANK"]);
+  std::filesystem::create_directory(runs[0].environment["FIELD_CASE_FOLDER"]);
+  expect(runs, {0, 0});
+}
+RANK_PART(modes_that_differ_are_both_named) {
+  const ncclUniqueId id = self.next_id();
+  if (self.rank == 0) return;
+  ncclComm_t comm = nullptr;
+  CHECK(ncclCommInitRank(&comm, 2, id, self.rank) == ncclInvalidUsage);
+  const std::string why = ncclGetLastError(nullptr);
+  CHECK_SAYING(contains(why, "host mode") && contains(why, "device mode"), why);
+}
+
+RANKED_CASE(version_is_the_real_librarys_in_host_mode, 1) {
+  // The stub is this program's own NCCL: it is in the process though host mode does not use it.
+  int version = 0;
+  NCCL(ncclGetVersion(&version));
+  CHECK(version == kStubVersion);
+  NCCL(ncclCommDestroy(self.init()));
+  NCCL(pncclGetVersion(&version));
+  CHECK(version == kStubVersion);
+}
+
+}  // namespace
+}  // namespace scape::cases

@@ -1,0 +1,27 @@
+// A preloaded library that stands in front of the C library's allocator and counts: such a one
+// comes back into whoever allocates while it is set up.
+#include <atomic>
+#include <cstddef>
+
+extern "C" {
+
+void* __libc_malloc(size_t size);
+void* __libc_calloc(size_t count, size_t size);
+void __libc_free(void* memory);
+
+__attribute__((visibility("default"))) std::atomic<long> allocations_seen;
+
+__attribute__((visibility("default"))) void* malloc(size_t size) {
+  ++allocations_seen;
+  return __libc_malloc(size);
+}
+__attribute__((visibility("default"))) void* calloc(size_t count, size_t size) {
+  ++allocations_seen;
+  return __libc_calloc(count, size);
+}
+__attribute__((visibility("default"))) void free(void* memory) {
+  if (memory != nullptr) ++allocations_seen;
+  __libc_free(memory);
+}
+
+}  // extern "C"
