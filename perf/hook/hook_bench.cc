@@ -1,7 +1,7 @@
 // An all-reduce of an unregistered buffer, straight into a stub NCCL and through the hook to it.
 //
-// The stub does next to nothing for an in-place call, so the difference is what the hook costs: it has
-// to stay under 200 ns (docs/performance.md).
+// The stub does next to nothing for an in-place call, so the difference is what the hook costs: it
+// has to stay under 200 ns (docs/performance.md).
 #include <benchmark/benchmark.h>
 #include <dlfcn.h>
 
@@ -17,8 +17,10 @@ namespace {
 
 using namespace scape::nccl;
 
-using AllReduce = ncclResult_t (*)(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t, ncclComm_t, cudaStream_t);
-using Register = scape_status (*)(void*, size_t, scape_dtype, const scape_config*, scape_registration*);
+using AllReduce = ncclResult_t (*)(const void*, void*, size_t, ncclDataType_t, ncclRedOp_t,
+                                   ncclComm_t, cudaStream_t);
+using Register = scape_status (*)(void*, size_t, scape_dtype, const scape_config*,
+                                  scape_registration*);
 
 void* must_open(const char* path) {
   void* handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -58,7 +60,9 @@ void call(benchmark::State& state, AllReduce all_reduce) {
   }
 }
 
-void direct(benchmark::State& state) { call(state, must_find<AllReduce>(stub(), "pncclAllReduce")); }
+void direct(benchmark::State& state) {
+  call(state, must_find<AllReduce>(stub(), "pncclAllReduce"));
+}
 BENCHMARK(direct);
 
 void hooked(benchmark::State& state) { call(state, must_find<AllReduce>(hook(), "ncclAllReduce")); }
@@ -73,7 +77,8 @@ void hooked_among_registrations(benchmark::State& state) {
     for (size_t i = 0; i < 64; ++i) {
       registered.emplace_back(64 << (i % 8));
       scape_registration handle;
-      ok &= add(registered.back().data(), registered.back().size(), SCAPE_FLOAT32, nullptr, &handle) == SCAPE_OK;
+      ok &= add(registered.back().data(), registered.back().size(), SCAPE_FLOAT32, nullptr,
+                &handle) == SCAPE_OK;
     }
     return ok;
   }();
