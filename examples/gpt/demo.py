@@ -33,7 +33,7 @@ RUNS = (
     ("Scape 99 %", ["--optimizer", "scape-adams", "--sparsity", "0.99"], 1 / 50),
 )
 BASELINE = 1  # dense AdamS
-FULL = dict(width=128, layers=6, batch=8, context=128)
+FULL = dict(width=128, layers=6, batch=4, context=128)
 QUICK = dict(width=64, layers=2, batch=4, context=64)
 GBIT = 1e9 / 8
 
@@ -63,7 +63,7 @@ def train(arguments, environment, ranks, json_path, title):
 
 
 def fitting_steps(shape, environment, args, folder):
-    """How many steps of four runs the time budget has room for on this machine: 200 to 600."""
+    """How many steps of four runs the time budget has room for on this machine: 200 to 1000."""
     probe = train(
         ["--optimizer", "adams", "--steps", "9", "--eval-windows", "8", *shape],
         environment,
@@ -77,7 +77,7 @@ def fitting_steps(shape, environment, args, folder):
     ]
     start_up_s = 15 * len(RUNS)
     room = (args.budget_s - start_up_s) / len(RUNS) / (1.25 * statistics.median(times))
-    return int(min(600, max(200, room // 50 * 50)))
+    return int(min(1000, max(200, room // 50 * 50)))
 
 
 def table(results):
