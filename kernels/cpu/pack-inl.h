@@ -29,12 +29,21 @@ void from_float(Type type, const float* in, void* out, size_t n) {
   });
 }
 
-// ---- packing one word's elements ----
+// ---- packing ----
 
-// From this many set bits on, compressing the word's vectors beats walking its bits: below it a
-// walk touches fewer cache lines, and its mispredicted branches cost less than the vectors.
-inline constexpr int kCompressFromMemory = 10;
+// From this many set bits a word on, compressing its vectors beats walking its bits. Values in
+// memory: below it a walk touches fewer cache lines; judged for a run of words at a time, since a
+// branch on each word's count is hard to predict. Values just written, in the cache: word by word.
+inline constexpr size_t kCompressFromMemory = 4;
 inline constexpr int kCompressFromCache = 3;
+inline constexpr size_t kRun = 32;
+
+// True when the run of words is dense enough to be worked on by vectors.
+HWY_INLINE bool is_dense(const uint64_t* mask, size_t words) {
+  size_t bits = 0;
+  for (size_t w = 0; w < words; ++w) bits += static_cast<size_t>(std::popcount(mask[w]));
+  return bits >= words * kCompressFromMemory;
+}
 
 // Words that may be packed with whole-vector stores, which write up to kLanes elements past the
 // word's own: those after which at least kLanes masked elements follow.
@@ -63,14 +72,10 @@ HWY_INLINE float* compress_word(const float* values, uint64_t word, float* paylo
   return payload;
 }
 
-template <int kCompressFrom>
 HWY_INLINE float* pack_word(const float* values, uint64_t word, float* payload) {
-  if (word == kFullWord) {
-    std::memcpy(payload, values, 64 * sizeof(float));
-    return payload + 64;
-  }
-  return std::popcount(word) < kCompressFrom ? walk_word(values, word, payload)
-                                             : compress_word(values, word, payload);
+  if (word != kFullWord) return compress_word(values, word, payload);
+  std::memcpy(payload, values, 64 * sizeof(float));
+  return payload + 64;
 }
 
 size_t gather(const float* values, const uint64_t* mask, size_t n, float* payload) {
@@ -78,8 +83,13 @@ size_t gather(const float* values, const uint64_t* mask, size_t n, float* payloa
   const size_t words = mask_words(n);
   const size_t roomy = roomy_words(mask, words);
   size_t w = 0;
-  for (; w < roomy; ++w) {
-    payload = pack_word<kCompressFromMemory>(values + w * 64, mask[w], payload);
+  while (w < roomy) {
+    const size_t end = std::min(w + kRun, roomy);
+    if (is_dense(mask + w, end - w)) {
+      for (; w < end; ++w) payload = pack_word(values + w * 64, mask[w], payload);
+    } else {
+      for (; w < end; ++w) payload = walk_word(values + w * 64, mask[w], payload);
+    }
   }
   for (; w < words; ++w) payload = walk_word(values + w * 64, mask[w], payload);
   return static_cast<size_t>(payload - begin);
@@ -102,8 +112,9 @@ HWY_INLINE size_t accumulate_and_pack(const Vector& vector, const Single& single
       hn::StoreU(hn::Add(hn::LoadU(d, residual + j), vector(j)), d, residual + j);
     }
     for (; j < end; ++j) residual[j] += single(j);
-    payload = w < roomy ? pack_word<kCompressFromCache>(residual + base, mask[w], payload)
-                        : walk_word(residual + base, mask[w], payload);
+    const bool compressed = w < roomy && std::popcount(mask[w]) >= kCompressFromCache;
+    payload = compressed ? pack_word(residual + base, mask[w], payload)
+                         : walk_word(residual + base, mask[w], payload);
   }
   return static_cast<size_t>(payload - begin);
 }
@@ -151,19 +162,24 @@ size_t scatter(const float* payload, const uint64_t* mask, size_t n, float* valu
 
 void clear_masked(float* values, const uint64_t* mask, size_t n) {
   const Floats d;
-  for (size_t w = 0; w < mask_words(n); ++w) {
-    const uint64_t word = mask[w];
-    float* const out = values + w * 64;
-    if (word == kFullWord) {
-      std::memset(out, 0, 64 * sizeof(float));
-    } else if (std::popcount(word) >= kCompressFromMemory && w < n / 64) {
-      for (size_t i = 0; i < 64; i += kLanes) {
-        hn::BlendedStore(hn::Zero(d), mask_of_bits((word >> i) & kLaneBits), d, out + i);
+  const size_t full_words = n / 64;
+  size_t w = 0;
+  while (w < full_words) {
+    const size_t end = std::min(w + kRun, full_words);
+    if (is_dense(mask + w, end - w)) {
+      for (; w < end; ++w) {
+        for (size_t i = 0; i < 64; i += kLanes) {
+          const auto masked = mask_of_bits((mask[w] >> i) & kLaneBits);
+          hn::BlendedStore(hn::Zero(d), masked, d, values + w * 64 + i);
+        }
       }
     } else {
-      for_each_bit(word, 0, [&](size_t j) { out[j] = 0.0f; });
+      for (; w < end; ++w) {
+        for_each_bit(mask[w], w * 64, [&](size_t j) { values[j] = 0.0f; });
+      }
     }
   }
+  if (w < mask_words(n)) for_each_bit(mask[w], w * 64, [&](size_t j) { values[j] = 0.0f; });
 }
 
 size_t gather_ages(const uint16_t* last, const uint64_t* mask, size_t n, uint16_t t,
