@@ -475,8 +475,11 @@ Status MaskedBufferImpl::launch() {
   error_ = nullptr;
   ages_.clear();
 
-  const bool residual_free = in_place_ || (!state_.residual_dirty && !call_.flush);
-  call_.direct = always_dense_ || (call_.dense && residual_free && !state_.flag_pending &&
+  // From what all ranks have alike, never from local state: they must start the same exchange. (A
+  // flag cannot be pending then: it comes from off the mask, and no masked step precedes a dense
+  // one but for a flush.)
+  const bool residual_free = in_place_ || !state_.residual_dirty;
+  call_.direct = always_dense_ || (call_.dense && !call_.flush && residual_free &&
                                    config_.role != SCAPE_ROLE_FIRST_MOMENT);
   const uint64_t began = now_ns();
   SCAPE_RETURN_IF_ERROR(call_.direct ? start_direct(&work_) : start_packed(&work_));

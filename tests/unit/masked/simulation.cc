@@ -159,8 +159,6 @@ void Simulation::step(const std::vector<std::vector<float>>& inputs,
   const float beta1 = static_cast<float>(config_.beta1);
   const float beta2 = static_cast<float>(config_.beta2);
   const bool dense = flush || plain_dense_ || sparsity() == 0;
-  const bool sums_differ =
-      std::any_of(flag_.begin(), flag_.end(), [](bool raised) { return raised; });
   const bool in_place = config_.residual == SCAPE_RESIDUAL_IN_PLACE;
   decay_.push_back((decay_.empty() ? 0 : decay_.back()) + std::log1p(-lr * weight_decay));
   mask = dense || next_.empty() ? std::vector<bool>(n_, true) : next_;
@@ -170,18 +168,17 @@ void Simulation::step(const std::vector<std::vector<float>>& inputs,
 
   // Without a residual that waits, a dense step sums the caller's own elements, and nothing else.
   // docs/algorithm.md leaves the flag of such a step to its reduced values.
-  const bool direct =
-      plain_dense_ || (dense && !sums_differ && !moment_role && (in_place || (clean_ && !flush)));
+  const bool direct = plain_dense_ || (dense && !flush && !moment_role && (in_place || clean_));
 
   // 1. u = g + r.
   std::vector<std::vector<float>> u(ranks_, std::vector<float>(n_));
   for (int i = 0; i < ranks_; ++i) {
     for (size_t j = 0; j < n_; ++j) {
-      float g = flush && !in_place ? 0.0f : inputs[i][j];
+      float g = inputs[i][j];
       if (moment_role && !plain_dense_ && !flush) {
         g = (g - beta1 * narrowed(config_.dtype, m[j])) / (1.0f - beta1);
       }
-      u[i][j] = direct && !in_place ? g : flush && !in_place ? r[i][j] : r[i][j] + g;
+      u[i][j] = flush ? r[i][j] : direct && !in_place ? g : r[i][j] + g;
     }
   }
 
