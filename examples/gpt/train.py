@@ -163,7 +163,9 @@ class Log:
 
     def say(self, text):
         if self._main:
-            print(text, flush=True)
+            # One write, so that lines of the library, on stderr, do not fall into it.
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
 
     def record(self, event, **fields):
         if self._file:
@@ -256,8 +258,14 @@ def train(args):
         sent = mean((bytes_before - bytes_at_start) / counted)[0]
     final = validate(model, validation_text, args, args.eval_windows, communicator, mean)
     log.record("eval", step=args.steps, loss=final)
+    flushed = None
+    if optimizer.is_sparse:
+        # As before a last checkpoint: what has waited is sent and applied.
+        optimizer.flush()
+        flushed = validate(model, validation_text, args, args.eval_windows, communicator, mean)
     summary = dict(
         validation_loss=final,
+        validation_loss_flushed=flushed,
         compute_s=per_step[0],
         wait_s=per_step[1],
         exchange_s=per_step[2],
@@ -279,7 +287,8 @@ def train(args):
             )
     log.record("summary", **summary)
     bytes_text = "not counted" if sent is None else f"{sent:,.0f}"
-    log.say(f"validation loss {final:.4f}; bytes sent per step and rank after warm-up: {bytes_text}")
+    after = "" if flushed is None else f" ({flushed:.4f} after a flush)"
+    log.say(f"validation loss {final:.4f}{after}; bytes sent per step and rank after warm-up: {bytes_text}")
 
 
 def mask_overlap(optimizer):

@@ -42,7 +42,7 @@ def clean_environment():
     return environment
 
 
-def run_ranks(script, size, *arguments, preload=None, environment=None, timeout=120):
+def run_ranks(script, size, *arguments, preload=None, environment=None, timeout=280):
     """Starts `size` ranks of a script of this folder, as torchrun would; returns [(status, stdout, stderr)]."""
     base = clean_environment()
     if preload:

@@ -7,14 +7,14 @@ from adams_reference import Simulation
 from conftest import assert_all_ended_well, run_ranks
 
 
-def run_case(case, size, folder, library):
-    assert_all_ended_well(run_ranks("worker_sparse.py", size, case, folder, preload=library))
+def run_cases(cases, size, folder, library):
+    assert_all_ended_well(run_ranks("worker_sparse.py", size, cases, folder, preload=library))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_fused_steps_equal_the_simulation(size, tmp_path, library):
-    run_case("fused", size, tmp_path, library)
-    ranks = [np.load(tmp_path / f"{rank}.npz") for rank in range(size)]
+    run_cases("fused", size, tmp_path, library)
+    ranks = [np.load(tmp_path / f"fused{rank}.npz") for rank in range(size)]
     for name in ("masks", "thetas", "moments", "ages", "vector"):
         for other in ranks[1:]:
             np.testing.assert_array_equal(ranks[0][name], other[name], err_msg=name)
@@ -48,14 +48,10 @@ def test_fused_steps_equal_the_simulation(size, tmp_path, library):
         np.testing.assert_array_equal(ranks[0]["ages"][step][off], step - simulation.last[off])
 
 
-@pytest.mark.parametrize("case, size", [("internal", 2), ("resume", 1), ("resume", 2), ("rules", 2)])
-def test_case(case, size, tmp_path, library):
-    run_case(case, size, tmp_path, library)
-
-
-@pytest.mark.parametrize("case, size", [("flush", 2), ("hooked", 2), ("hooked", 1)])
-def test_ranks_stay_alike(case, size, tmp_path, library):
-    run_case(case, size, tmp_path, library)
-    thetas = [np.load(tmp_path / f"{rank}.npz")["theta"] for rank in range(size)]
-    for other in thetas[1:]:
-        np.testing.assert_array_equal(thetas[0], other)
+@pytest.mark.parametrize("size, cases", [(1, "resume,hooked"), (2, "internal,resume,rules,flush,hooked")])
+def test_saving_rules_and_other_roles(size, cases, tmp_path, library):
+    run_cases(cases, size, tmp_path, library)
+    for case in {"flush", "hooked"} & set(cases.split(",")):
+        thetas = [np.load(tmp_path / f"{case}{rank}.npz")["theta"] for rank in range(size)]
+        for other in thetas[1:]:
+            np.testing.assert_array_equal(thetas[0], other, err_msg=case)

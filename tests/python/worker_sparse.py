@@ -1,5 +1,6 @@
-"""A rank of masked training through the real library. The first argument names the case; what the
-ranks saw is saved in the folder of the second, for the test to compare.
+"""A rank of masked training through the real library. The first argument names the cases, separated by
+commas, that it runs one after another; what the ranks saw is saved in the folder of the second, one
+file per case and rank, for the test to compare.
 """
 
 import pathlib
@@ -12,7 +13,7 @@ import scape
 from adams_reference import ReferenceAdamS
 from scape import distributed
 
-CASE, FOLDER = sys.argv[1], pathlib.Path(sys.argv[2])
+CASES, FOLDER = sys.argv[1].split(","), pathlib.Path(sys.argv[2])
 RANK, SIZE = distributed.world_from_env()
 SHAPE = (37, 30)
 OPTIONS = dict(
@@ -67,7 +68,7 @@ def fused():
         assert stats.mask_elements < 0.12 * stats.buffer_elements
         assert stats.payload_bytes > 0 and scape.stats().wire_bytes_sent > 0
     np.savez(
-        FOLDER / f"{RANK}.npz",
+        FOLDER / f"fused{RANK}.npz",
         masks=masks,
         thetas=thetas,
         moments=moments,
@@ -191,7 +192,7 @@ def flush():
     assert buffer.any()
     optimizer.flush()
     assert not buffer.any()
-    np.savez(FOLDER / f"{RANK}.npz", theta=matrix.detach().numpy())
+    np.savez(FOLDER / f"flush{RANK}.npz", theta=matrix.detach().numpy())
 
 
 def hooked():
@@ -226,7 +227,7 @@ def hooked():
         assert not moved[~mask].any()
         assert moved[mask].float().mean() > 0.9
         assert scape.stats(buffer).sparse_calls == 16
-    np.savez(FOLDER / f"{RANK}.npz", theta=matrix.detach().numpy())
+    np.savez(FOLDER / f"hooked{RANK}.npz", theta=matrix.detach().numpy())
 
 
 def refused(call, status, text):
@@ -238,4 +239,5 @@ def refused(call, status, text):
         raise AssertionError(f"not refused: {status}")
 
 
-globals()[CASE]()
+for case in CASES:
+    globals()[case]()
