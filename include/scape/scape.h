@@ -29,6 +29,8 @@
 
 #if !defined(SCAPE_LINKED)
 #include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
 #endif
 #include <stddef.h>
 #include <stdint.h>
@@ -158,6 +160,18 @@ static inline void* scape_lookup_(void** slot, const char* name) {
   }
   return found;
 }
+/* What a registration without the library comes to. */
+static inline scape_status scape_absent_(void) {
+  const char* required = getenv("SCAPE_REQUIRED");
+  if (required != NULL && (required[0] == '1' || required[0] == 't' || (required[0] == 'o' && required[1] == 'n'))) {
+    fprintf(stderr,
+            "scape: SCAPE_REQUIRED=%s, but libscape_nccl.so is not in the process: start the program with "
+            "LD_PRELOAD=/path/to/libscape_nccl.so\n",
+            required);
+    exit(1);
+  }
+  return SCAPE_ERR_INACTIVE;
+}
 #define SCAPE_FUNCTION(type, name, absent, params, args)                  \
   static inline type name params {                                        \
     static void* slot_;                                                   \
@@ -199,8 +213,9 @@ SCAPE_FUNCTION(scape_status, scape_config_init, SCAPE_ERR_INACTIVE, (scape_confi
  * masked; each distinct (address, count) met is a buffer of its own, with its own step count, mask and
  * residual. `config` may be NULL (defaults). The memory stays the caller's and must stay valid until
  * scape_unregister(). Errors: ARGUMENT names the field, the value and its range; a range that overlaps
- * another registration is refused. count up to 2^33. */
-SCAPE_FUNCTION(scape_status, scape_register, SCAPE_ERR_INACTIVE,
+ * another registration is refused. count up to 2^33. With SCAPE_REQUIRED=1 in the environment a refusal, or
+ * the library's absence, ends the program. */
+SCAPE_FUNCTION(scape_status, scape_register, scape_absent_(),
                (void* buffer, size_t count, scape_dtype dtype, const scape_config* config,
                 scape_registration* registration),
                (buffer, count, dtype, config, registration))

@@ -194,7 +194,7 @@ RANKED_CASE(F17_registration_order, 3) {
         return ncclAllReduce(first.data(), first.data(), first.size(), ncclFloat32, ncclSum, comm,
                              nullptr);
       },
-      comm, {"100", "300"});
+      comm, {"\"A\"", "\"B\""});
   NCCL(ncclCommAbort(comm));
 }
 
@@ -211,7 +211,7 @@ RANKED_CASE(F17_call_order_of_equal_buffers, 3) {
       [&] {
         return ncclAllReduce(first.data(), first.data(), 100, ncclFloat32, ncclSum, comm, nullptr);
       },
-      comm, {"A", "B"});
+      comm, {"\"A\"", "\"B\""});
   NCCL(ncclCommAbort(comm));
 }
 

@@ -40,10 +40,9 @@ float from_bf16(uint16_t bits16) {
 // A non-finite value on one rank: seen by all within two steps, counted, and the mask stays valid.
 RANKED_CASE(F08_nonfinite_values, 2) {
   ncclComm_t comm = self.init();
-  int number = 0;
   for (int variant = 0; variant < 4; ++variant) {
     std::vector<float> buffer(64);
-    add(buffer.data(), 64, ("nonfinite" + std::to_string(number++)).c_str(), 0.125);
+    const scape_registration registration = add(buffer.data(), 64, "nonfinite", 0.125);
     const auto finite = [&] {
       for (size_t i = 0; i < 64; ++i) buffer[i] = self.rank == 0 ? static_cast<float>(i + 1) : 1.f;
     };
@@ -82,6 +81,7 @@ RANKED_CASE(F08_nonfinite_values, 2) {
     int64_t met = static_cast<int64_t>(stats.nonfinite_values + stats.skipped_steps);
     NCCL(ncclAllReduce(&met, &met, 1, ncclInt64, ncclSum, comm, nullptr));
     CHECK(met > 0);
+    SCAPE(scape_unregister(registration));
   }
   NCCL(ncclCommDestroy(comm));
 }
