@@ -797,7 +797,8 @@ Status establish(const Endpoint& root, uint64_t cookie, int rank, int size,
   mine.transport = chosen_transport();
   mine.purpose = purpose;
   SCAPE_RETURN_IF_ERROR(transport->address(&mine.blob));
-  SCAPE_RETURN_IF_ERROR(choose_addresses(&mine.listener.addresses));
+  SCAPE_RETURN_IF_ERROR(choose_addresses(settings().socket_ifname, settings().socket_family,
+                                         &mine.listener.addresses));
   Socket listener;
   SCAPE_RETURN_IF_ERROR(listen_on(mine.listener.addresses, &listener, &mine.listener.port));
   std::vector<Member> members;

@@ -212,6 +212,7 @@ bool Executor::progress() {
 
 void Executor::fail(const Status& why) {
   trouble_ = why;
+  if (transport_ != nullptr) transport_->abandon();
   std::vector<std::shared_ptr<Run>> runs = std::move(active_);
   active_.clear();
   for (const auto& run : runs) {

@@ -110,6 +110,9 @@ struct Roots {
   struct Root {
     int stop;       // an eventfd that ends it
     pid_t process;  // whose thread serves it: a forked child inherits the entry, not the thread
+    std::thread thread;
+    bool awaited = false;  // somebody will join the thread
+    bool finished = false;
   };
   std::map<uint64_t, Root> open;
 
@@ -393,7 +396,8 @@ Status attend_meeting(const Endpoint& root, uint64_t cookie, const Attendance& m
 
 Status open_root(double timeout_s, Invitation* out) {
   std::vector<Address> addresses;
-  SCAPE_RETURN_IF_ERROR(choose_addresses(&addresses));
+  SCAPE_RETURN_IF_ERROR(
+      choose_addresses(settings().socket_ifname, settings().socket_family, &addresses));
   SCAPE_RETURN_IF_ERROR(random_cookie(&out->cookie));
   auto listener = std::make_shared<Socket>();
   SCAPE_RETURN_IF_ERROR(listen_on(addresses, listener.get(), &out->root.port));
@@ -401,30 +405,35 @@ Status open_root(double timeout_s, Invitation* out) {
   auto stop = std::make_shared<Socket>(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!stop->valid())
     return error(SCAPE_ERR_SYSTEM, "bootstrap: eventfd failed: %s", std::strerror(errno));
-  Roots& roots = Roots::instance();
-  {
-    std::lock_guard<std::mutex> lock(roots.mutex);
-    roots.open[out->cookie] = {stop->fd(), ::getpid()};
-  }
   const uint64_t cookie = out->cookie;
+  Roots& roots = Roots::instance();
+  std::lock_guard<std::mutex> lock(roots.mutex);
   // The program's signals are not for this thread.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   Status status;
   try {
-    std::thread([listener, stop, addresses, cookie, timeout_s]() mutable {
+    Roots::Root& root = roots.open[cookie];
+    root.stop = stop->fd();
+    root.process = ::getpid();
+    root.thread = std::thread([listener, stop, addresses, cookie, timeout_s] {
       // Ids are often made long before the ranks use them.
       serve_meeting(*listener, addresses, cookie, 10 * timeout_s, timeout_s, stop->fd());
       listener->close();
       Roots& all_roots = Roots::instance();
-      std::lock_guard<std::mutex> lock(all_roots.mutex);
-      all_roots.open.erase(cookie);
+      std::lock_guard<std::mutex> ending(all_roots.mutex);
       stop->close();
-      all_roots.changed.notify_all();
-    }).detach();
+      Roots::Root& self = all_roots.open[cookie];
+      self.finished = true;
+      if (self.awaited) {
+        all_roots.changed.notify_all();
+      } else {
+        self.thread.detach();
+        all_roots.open.erase(cookie);
+      }
+    });
   } catch (const std::system_error& failure) {
-    std::lock_guard<std::mutex> lock(roots.mutex);
     roots.open.erase(cookie);
     status = error(SCAPE_ERR_SYSTEM, "bootstrap: no thread for the root: %s", failure.what());
   }
@@ -437,12 +446,24 @@ void leave_root(uint64_t cookie, bool cancel) {
   std::unique_lock<std::mutex> lock(roots.mutex);
   const auto found = roots.open.find(cookie);
   if (found == roots.open.end() || found->second.process != ::getpid()) return;
-  if (cancel) {
+  Roots::Root& root = found->second;
+  // One of several ranks of this process is enough.
+  if (root.awaited) return;
+  root.awaited = true;
+  if (cancel && !root.finished) {
     const uint64_t one = 1;
-    if (::write(found->second.stop, &one, sizeof one) < 0) return;
+    if (::write(root.stop, &one, sizeof one) < 0)
+      SCAPE_DEBUG("bootstrap: the root takes no signal");
   }
-  roots.changed.wait_for(lock, std::chrono::seconds(1),
-                         [&] { return roots.open.count(cookie) == 0; });
+  roots.changed.wait_for(lock, std::chrono::seconds(1), [&] { return root.finished; });
+  if (!root.finished) {
+    root.awaited = false;
+    return;
+  }
+  std::thread thread = std::move(root.thread);
+  roots.open.erase(found);
+  lock.unlock();
+  thread.join();
 }
 
 }  // namespace scape::plugin

@@ -17,8 +17,6 @@
 #include <mutex>
 #include <set>
 
-#include "base/settings.h"
-
 namespace scape::plugin {
 namespace {
 
@@ -172,10 +170,8 @@ bool InterfaceFilter::admits(const std::string& interface_name) const {
   return listed != exclude;
 }
 
-Status choose_addresses(std::vector<Address>* out) {
-  const std::string& wanted = settings().socket_ifname;
-  const int family = settings().socket_family;  // any, AF_INET, AF_INET6
-  const InterfaceFilter filter(wanted);
+Status choose_addresses(const std::string& interfaces, int family, std::vector<Address>* out) {
+  const InterfaceFilter filter(interfaces);
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) {
     return error(SCAPE_ERR_SYSTEM, "bootstrap: the network interfaces cannot be listed: %s",
@@ -220,7 +216,8 @@ Status choose_addresses(std::vector<Address>* out) {
                "bootstrap: no interface matches NCCL_SOCKET_IFNAME=\"%s\" with "
                "NCCL_SOCKET_FAMILY=%s; this host has "
                "%s",
-               wanted.c_str(), kFamilies[family], seen.empty() ? "none that is up" : seen.c_str());
+               interfaces.c_str(), kFamilies[family],
+               seen.empty() ? "none that is up" : seen.c_str());
 }
 
 Status listen_on(const std::vector<Address>& addresses, Socket* listener, uint16_t* port) {

@@ -70,9 +70,10 @@ struct InterfaceFilter {
   bool admits(const std::string& interface_name) const;
 };
 
-// The addresses of this host that the settings admit; loopback only where nothing else is there, or
-// where it is named. At most kMaxAddresses.
-Status choose_addresses(std::vector<Address>* out);
+// The addresses of this host that NCCL_SOCKET_IFNAME's text and the family (0 any, 1 IPv4, 2 IPv6,
+// as NCCL_SOCKET_FAMILY) admit; loopback only where nothing else is there, or where it is named. At
+// most kMaxAddresses.
+Status choose_addresses(const std::string& interfaces, int family, std::vector<Address>* out);
 
 // Listens on all of them, on one port that the system chooses. Connections to other addresses of
 // the host are dropped by accept_connection().

@@ -72,6 +72,9 @@ class Transport {
   // Asks for an operation to end early; it still comes back from progress().
   virtual void cancel(Operation* operation) = 0;
 
+  // Says that the communicator has failed: messages may be left that nobody takes.
+  virtual void abandon() = 0;
+
   // Waits up to timeout_ms, driving the transport, until all that was sent has left. For an orderly
   // end only.
   virtual void flush(int timeout_ms) = 0;

@@ -4,6 +4,7 @@
 // environment.
 #include <poll.h>
 #include <ucp/api/ucp.h>
+#include <ucs/debug/log_def.h>
 
 #include <chrono>
 #include <mutex>
@@ -67,7 +68,12 @@ class UcxTransport final : public Transport {
     // Endpoints are not closed one by one: that would wait for peers, which may be gone. The worker
     // frees them.
     if (address_ != nullptr) ucp_worker_release_address(worker_, address_);
-    if (worker_ != nullptr) ucp_worker_destroy(worker_);
+    if (worker_ == nullptr) return;
+    // After a failure messages are left that nobody will take: no news, and no warnings.
+    const bool quiet = in_flight_ > 0 || abandoned_;
+    if (quiet) ucs_log_push_handler(&UcxTransport::drop_warnings);
+    ucp_worker_destroy(worker_);
+    if (quiet) ucs_log_pop_handler();
   }
 
   Status init(const TransportOptions& options) {
@@ -151,6 +157,8 @@ class UcxTransport final : public Transport {
     if (operation->outcome == Outcome::kPending) ucp_request_cancel(worker_, operation->handle);
   }
 
+  void abandon() override { abandoned_ = true; }
+
   void flush(int timeout_ms) override {
     ucp_request_param_t param{};
     ucs_status_ptr_t request = ucp_worker_flush_nbx(worker_, &param);
@@ -173,6 +181,7 @@ class UcxTransport final : public Transport {
     operation->received = 0;
     operation->transport = this;
     operation->handle = nullptr;
+    ++in_flight_;
   }
 
   void end(Operation* operation, Outcome outcome) {
@@ -180,6 +189,7 @@ class UcxTransport final : public Transport {
     operation->handle = nullptr;
     operation->next = ended_;
     ended_ = operation;
+    --in_flight_;
   }
 
   void received(Operation* operation, ucs_status_t status, const ucp_tag_recv_info_t* info) {
@@ -192,6 +202,11 @@ class UcxTransport final : public Transport {
                    : status == UCS_ERR_MESSAGE_TRUNCATED ? Outcome::kTruncated
                    : status == UCS_ERR_CANCELED          ? Outcome::kCancelled
                                                          : Outcome::kFailed);
+  }
+
+  static ucs_log_func_rc_t drop_warnings(const char*, unsigned, const char*, ucs_log_level_t level,
+                                         const ucs_log_component_config_t*, const char*, va_list) {
+    return level >= UCS_LOG_LEVEL_WARN ? UCS_LOG_FUNC_RC_STOP : UCS_LOG_FUNC_RC_CONTINUE;
   }
 
   static void on_sent(void* request, ucs_status_t status, void* user_data) {
@@ -230,6 +245,8 @@ class UcxTransport final : public Transport {
   std::vector<std::vector<std::byte>> addresses_;
   std::vector<ucp_ep_h> endpoints_;
   Operation* ended_ = nullptr;
+  size_t in_flight_ = 0;
+  bool abandoned_ = false;
   TransportCounters counters_;
 };
 

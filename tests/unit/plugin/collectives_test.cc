@@ -11,13 +11,6 @@ using scape::test::all_well;
 using scape::test::run_ranks;
 using scape::test::text_of;
 
-UniqueId new_id() {
-  UniqueId id;
-  const Status status = make_unique_id(&id);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return id;
-}
-
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kProd, ReduceOp::kMax,
                              ReduceOp::kMin, ReduceOp::kAvg,  ReduceOp::kPremulSum};
 

@@ -1,5 +1,8 @@
 #include "tests/unit/plugin/testing.h"
 
+#include <cstdio>
+#include <cstdlib>
+
 namespace scape::plugin::test {
 namespace {
 
@@ -25,6 +28,34 @@ void put(std::vector<std::byte>* bytes, size_t i, uint64_t bits, size_t size) {
 }
 
 }  // namespace
+
+UniqueId new_id() {
+  UniqueId id;
+  if (const Status status = make_unique_id(&id); !status.ok()) {
+    std::fprintf(stderr, "%s\n", status.message().c_str());
+    std::abort();
+  }
+  return id;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+std::string sum_ones(Communicator& communicator, size_t count) {
+  std::vector<float> ones(count, 1), sums(count);
+  WorkPtr work;
+  SCAPE_RANK_OK(finish(
+      communicator,
+      communicator.all_reduce(ones.data(), sums.data(), count, DataType::kFloat32, {}, {}, &work),
+      work));
+  for (const float sum : sums) SCAPE_RANK_EXPECT(sum == static_cast<float>(communicator.size()));
+  return "";
+}
 
 std::vector<std::byte> small_values(DataType type, size_t count, uint64_t seed) {
   std::mt19937_64 random(seed * 1000003 + static_cast<uint64_t>(type));

@@ -1,6 +1,7 @@
 // What the tests of this room share.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -32,6 +33,17 @@ std::vector<std::byte> small_values(DataType type, size_t count, uint64_t seed);
 // Anything: random bits with the exponents of floats held in a middling range, so that sums round
 // but nothing overflows.
 std::vector<std::byte> rough_values(DataType type, size_t count, uint64_t seed);
+
+// A fresh id; its root is served by this process.
+UniqueId new_id();
+
+double seconds_since(std::chrono::steady_clock::time_point start);
+bool contains(const std::string& text, const std::string& part);
+
+// An all-reduce of `count` ones, whose sum must be the number of ranks. Empty, or what went wrong.
+std::string sum_ones(Communicator& communicator, size_t count = 1000);
+
+using Clock = std::chrono::steady_clock;
 
 inline Status finish(Communicator& communicator, const Status& started, const WorkPtr& work) {
   SCAPE_RETURN_IF_ERROR(started);
