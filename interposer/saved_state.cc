@@ -58,8 +58,9 @@ uint32_t record_crc(const RecordHeader& header, std::span<const std::byte> bytes
 
 template <typename T>
 void append(const T& value, std::vector<std::byte>* out) {
-  const auto bytes = std::as_bytes(std::span(&value, 1));
-  out->insert(out->end(), bytes.begin(), bytes.end());
+  const size_t end = out->size();
+  out->resize(end + sizeof(value));
+  std::memcpy(out->data() + end, &value, sizeof(value));
 }
 
 struct Waiting {
