@@ -74,6 +74,7 @@ Status load_nccl(const std::string& path, NcclLibrary* out) {
   find(handle, "scape_register", &out->register_buffer);
   find(handle, "scape_unregister", &out->unregister_buffer);
   find(handle, "scape_adams_step", &out->adams_step);
+  find(handle, "scape_flush", &out->flush);
   find(handle, "scape_read_mask", &out->read_mask);
   find(handle, "scape_read_residual", &out->read_residual);
   find(handle, "scape_read_moment", &out->read_moment);

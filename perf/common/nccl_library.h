@@ -46,6 +46,7 @@ struct NcclLibrary {
   decltype(&::scape_register) register_buffer = nullptr;
   decltype(&::scape_unregister) unregister_buffer = nullptr;
   decltype(&::scape_adams_step) adams_step = nullptr;
+  decltype(&::scape_flush) flush = nullptr;
   decltype(&::scape_read_mask) read_mask = nullptr;
   decltype(&::scape_read_residual) read_residual = nullptr;
   decltype(&::scape_read_moment) read_moment = nullptr;

@@ -90,7 +90,7 @@ TEST(PerfTest, MaskedCallsKeepWhatTheAlgorithmPromises) {
   for (const char* sparsity : {"0", "0.5", "0.9", "0.999"}) {
     for (const char* ranks : {"2", "3"}) {
       expect_all_right(
-          run(program("all_reduce") + "-n 3 -b 4 -e 200000 -f 37 -s " + sparsity + " -g " + ranks),
+          run(program("all_reduce") + "-n 3 -b 4 -e 250000 -f 37 -s " + sparsity + " -g " + ranks),
           4);
     }
   }
