@@ -23,7 +23,8 @@ def load(folders, max_bytes):
     """(train, validation, documents): two byte tensors, and how many files they are made of.
 
     Files go in the order of their paths below their folder. One in twenty is held out, chosen by a
-    hash of that path, so the split is the same on all ranks, in every run and wherever the folder is.
+    hash of that path, so the split is the same on all ranks, in every run and wherever the folder
+    is.
     """
     train, validation, total = [], [], 0
     for folder in folders:

@@ -67,7 +67,9 @@ class DenseAdamW:
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     add = parser.add_argument
     add("--optimizer", choices=("adamw", "adams", "scape-adams"), default="scape-adams")
     add("--sparsity", type=float, default=0.9, help="fraction of the gradient NOT sent (0.9)")
@@ -76,7 +78,7 @@ def parse_arguments():
     add("--batch", type=int, default=8, help="sequences per rank and step (8)")
     add("--context", type=int, default=128, help="bytes per sequence (128)")
     add("--width", type=int, default=128)
-    add("--layers", type=int, default=6)
+    add("--layers", type=int, default=4)
     add("--heads", type=int, default=4)
     add("--lr", type=float, default=2e-3)
     add("--lr-warmup", type=float, default=0.05, help="fraction of the run with rising lr (0.05)")
@@ -84,12 +86,21 @@ def parse_arguments():
     add("--dense-steps", type=int, default=0, help="dense warm-up; 0: 1 %% of the run")
     add("--ramp-steps", type=int, default=0, help="end of the ramp; 0: 10 %% of the run")
     add("--seed", type=int, default=0)
-    add("--data", nargs="+", metavar="FOLDER", help="text to train on; default: Python's own sources")
+    add(
+        "--data",
+        nargs="+",
+        metavar="FOLDER",
+        help="text to train on; default: Python's own sources",
+    )
     add("--max-bytes", type=int, default=24_000_000, help="read at most so much text (24 MB)")
     add("--log-every", type=int, default=20)
     add("--eval-every", type=int, default=100)
     add("--eval-windows", type=int, default=256, help="windows of the final validation (256)")
-    add("--json", metavar="FILE", help="write one JSON object per line: config, steps, evals, summary")
+    add(
+        "--json",
+        metavar="FILE",
+        help="write one JSON object per line: config, steps, evals, summary",
+    )
     add("--threads", type=int, default=1, help="torch threads per rank (1)")
     return parser.parse_args()
 
@@ -187,14 +198,15 @@ def train(args):
     parameters = sum(p.numel() for p in model.parameters())
     vectors = sum(p.numel() for p in model.parameters() if p.dim() <= 1)
     transport = "Scape's NCCL" if scape.version() else type(communicator).__name__
+    exchange = f"sparse, {args.sparsity:.2%} not sent" if optimizer.is_sparse else "dense"
     log.say(
         f"{args.optimizer}: {parameters:,} parameters ({vectors / parameters:.2%} in vectors), "
         f"{communicator.size} ranks over {transport}, "
-        f"{'sparse, ' + format(args.sparsity, '.2%') + ' not sent' if optimizer.is_sparse else 'dense'}"
+        f"{exchange}"
     )
     log.say(
-        f"text: {documents} files from {', '.join(folders)}; {len(train_text) / 1e6:.1f} MB to train, "
-        f"{len(validation_text) / 1e6:.2f} MB held out"
+        f"text: {documents} files from {', '.join(folders)}; {len(train_text) / 1e6:.1f} MB to"
+        f" train, {len(validation_text) / 1e6:.2f} MB held out"
     )
     log.record("config", parameters=parameters, ranks=communicator.size, **vars(args))
 
@@ -235,7 +247,9 @@ def train(args):
         fields = dict(zip(("compute_s", "wait_s", "exchange_s", "optimizer_s"), parts))
         if bytes_now is not None:
             fields["sent_bytes"] = bytes_now - bytes_before
-        log.record("step", step=step, loss=train_loss, lr=group["lr"], mask_overlap=overlap, **fields)
+        log.record(
+            "step", step=step, loss=train_loss, lr=group["lr"], mask_overlap=overlap, **fields
+        )
         if not math.isfinite(train_loss):
             raise SystemExit(f"the loss is {train_loss} in step {step}: try a lower --lr")
         if step % args.log_every == 0 or step == args.steps - 1:
@@ -288,11 +302,14 @@ def train(args):
     log.record("summary", **summary)
     bytes_text = "not counted" if sent is None else f"{sent:,.0f}"
     after = "" if flushed is None else f" ({flushed:.4f} after a flush)"
-    log.say(f"validation loss {final:.4f}{after}; bytes sent per step and rank after warm-up: {bytes_text}")
+    log.say(
+        f"validation loss {final:.4f}{after}; bytes sent per step and rank after warm-up:"
+        f" {bytes_text}"
+    )
 
 
 def mask_overlap(optimizer):
-    """The share of the last mask's elements that the mask before had; None where nothing is masked."""
+    """The share of the last mask's elements that the mask before had; None where all is sent."""
     if not optimizer.is_sparse:
         return None
     stats = scape.stats(max((grad for _, grad in optimizer.buckets), key=len))

@@ -41,7 +41,7 @@ class Registration:
         self._handle = handle
 
     def unregister(self):
-        """Drops the registration and its residual (the library logs how much). A second call does nothing."""
+        """Drops the registration and its residual; the library logs how much. Idempotent."""
         handle, self._handle = self._handle, None
         if handle is not None:
             lib.call("scape_unregister", handle)
@@ -170,9 +170,7 @@ def read_mask(tensor):
     import torch
 
     words = torch.zeros((tensor.numel() + 63) // 64, dtype=torch.int64)
-    lib.call(
-        "scape_read_mask", tensor.data_ptr(), tensor.numel(), words.data_ptr(), words.numel()
-    )
+    lib.call("scape_read_mask", tensor.data_ptr(), tensor.numel(), words.data_ptr(), words.numel())
     bits = words.view(torch.uint8).unsqueeze(1) >> torch.arange(8, dtype=torch.uint8)
     return (bits & 1).bool().reshape(-1)[: tensor.numel()].reshape(tensor.shape)
 

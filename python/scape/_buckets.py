@@ -53,8 +53,8 @@ def check_group(group):
 
 
 def make_buckets(parameters):
-    """[(kind, FlatBucket)] of a parameter group: tensors of two or more dimensions together, those of
-    one (norms, biases) in a bucket of their own, which stays dense.
+    """[(kind, FlatBucket)] of a parameter group: tensors of two or more dimensions together, those
+    of one (norms, biases) in a bucket of their own, which stays dense.
     """
     trained = [p for p in parameters if p.requires_grad]
     kinds = (
@@ -79,8 +79,8 @@ def choose_sparse(communicator, wanted, what):
         return False
     if not isinstance(communicator, nccl.Communicator):
         reason = (
-            f"{what} trains dense: its communicator is a {type(communicator).__name__}, whose calls "
-            "Scape does not see; give it a scape.nccl.Communicator"
+            f"{what} trains dense: its communicator is a {type(communicator).__name__}, whose calls"
+            " Scape does not see; give it a scape.nccl.Communicator"
         )
         if wanted or lib.is_required():
             raise lib.ScapeError(lib.Status.USAGE, reason)

@@ -96,7 +96,13 @@ class TorchCommunicator:
         elif out is not tensor:
             out.copy_(tensor)
         ops = self._dist.ReduceOp
-        choices = {"sum": ops.SUM, "avg": ops.SUM, "max": ops.MAX, "min": ops.MIN, "prod": ops.PRODUCT}
+        choices = {
+            "sum": ops.SUM,
+            "avg": ops.SUM,
+            "max": ops.MAX,
+            "min": ops.MIN,
+            "prod": ops.PRODUCT,
+        }
         self._dist.all_reduce(out, lib.choice("op", op, choices), group=self._group)
         if op == "avg":  # Gloo has none of its own
             out.div_(self.size)
@@ -128,6 +134,10 @@ def from_env(device="cpu"):
         store = _rendezvous(rank, size)
         timeout = datetime.timedelta(minutes=5)
         dist.init_process_group(
-            "gloo", store=dist.PrefixStore("gloo", store), rank=rank, world_size=size, timeout=timeout
+            "gloo",
+            store=dist.PrefixStore("gloo", store),
+            rank=rank,
+            world_size=size,
+            timeout=timeout,
         )
     return TorchCommunicator()

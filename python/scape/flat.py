@@ -73,14 +73,14 @@ class FlatBucket:
             if grad is None or grad.data_ptr() != view.data_ptr() or grad.shape != view.shape:
                 what = "is None" if grad is None else "was replaced"
                 raise RuntimeError(
-                    f"p.grad of a parameter of shape {tuple(parameter.shape)} {what}: gradients live "
-                    "in the optimizer's flat buffer, which also keeps what has not been sent yet. Use "
-                    "optimizer.zero_grad() (not model.zero_grad()), write gradients in place, or make "
-                    'the optimizer with residual="internal"'
+                    f"p.grad of a parameter of shape {tuple(parameter.shape)} {what}: gradients"
+                    " live in the optimizer's flat buffer, which also keeps what has not been"
+                    " sent yet. Use optimizer.zero_grad() (not model.zero_grad()), write gradients"
+                    ' in place, or make the optimizer with residual="internal"'
                 )
 
     def gather_gradients(self):
-        """Takes gradients that stand elsewhere into the flat buffer; an absent one counts as zero."""
+        """Copies gradients that stand elsewhere into the flat buffer; an absent one is zero."""
         with torch.no_grad():
             for parameter, view in zip(self.parameters, self._grad_views):
                 grad = parameter.grad

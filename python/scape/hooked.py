@@ -7,7 +7,14 @@ import torch
 from . import _api
 from . import _library as lib
 from . import distributed
-from ._buckets import check_group, choose_sparse, claim_name, make_buckets, release_name
+from ._buckets import (
+    check_group,
+    check_number,
+    choose_sparse,
+    claim_name,
+    make_buckets,
+    release_name,
+)
 
 
 def wrap(
@@ -29,16 +36,20 @@ def wrap(
     added hangs on it as `optimizer.scape` (a Hooked).
 
     Its step() then all-reduces the gradients first (leave DistributedDataParallel out), and
-    afterwards lengthens the step of each exchanged element by the steps it waited. The optimizer must
-    keep AdamS's m, read `lr`, `betas`, `eps` and `weight_decay` (decoupled) from its groups, and have
-    taken no step yet. Parameters become views of flat buffers. step(closure) is refused.
+    afterwards lengthens the step of each exchanged element by the steps it waited. The optimizer
+    must keep AdamS's m, read `lr`, `betas`, `eps` and `weight_decay` (decoupled) from its groups,
+    and have taken no step yet. Parameters become views of flat buffers. step(closure) is refused.
 
     Collective; the arguments are those of AdamS. state_dict() gains an entry "scape".
     """
     if getattr(optimizer, "scape", None) is not None:
         raise ValueError("the optimizer is wrapped already")
     if optimizer.state:
-        raise ValueError("the optimizer has state: wrap it before its first step, then load its state")
+        raise ValueError(
+            "the optimizer has state: wrap it before its first step, then load its state"
+        )
+    if sparsity is not None:
+        check_number("sparsity", sparsity, 0, 1)
     options = dict(
         total_steps=total_steps,
         dense_steps=dense_steps,
@@ -47,7 +58,9 @@ def wrap(
         payload=payload,
         age_cap=age_cap,
     )
-    optimizer.scape = Hooked(optimizer, sparsity, options, communicator, use_scape, claim_name(name))
+    optimizer.scape = Hooked(
+        optimizer, sparsity, options, communicator, use_scape, claim_name(name)
+    )
     return optimizer
 
 
@@ -95,8 +108,8 @@ class Hooked:
             missing = [key for key in ("lr", "betas", "eps", "weight_decay") if key not in group]
             if missing:
                 raise ValueError(
-                    f"parameter group {index} has no {', '.join(missing)}: wrap() is for an AdamS with "
-                    "AdamW's names of hyperparameters"
+                    f"parameter group {index} has no {', '.join(missing)}: wrap() is for an AdamS"
+                    " with AdamW's names of hyperparameters"
                 )
             check_group(group)
             layout = make_buckets(group["params"])
@@ -138,7 +151,7 @@ class Hooked:
 
     @torch.no_grad()
     def all_reduce(self):
-        """Exchanges the gradients; collective. The optimizer's step() does it unless it has been done."""
+        """Exchanges the gradients; collective. step() does it unless it has been done."""
         if self._reduced:
             raise lib.ScapeError(
                 lib.Status.USAGE, "all_reduce() was called twice without a step() in between"
@@ -150,7 +163,7 @@ class Hooked:
         self._reduced = True
 
     def unwrap(self):
-        """Takes the hooks off and ends the registrations; the optimizer goes on without exchange."""
+        """Takes the hooks off and ends the registrations; step() then exchanges nothing."""
         for hook in self._hooks:
             hook.remove()
         self._finalizer()
@@ -164,8 +177,8 @@ class Hooked:
         if any(arg is not None for arg in args[1:]) or kwargs.get("closure") is not None:
             raise lib.ScapeError(
                 lib.Status.USAGE,
-                "step(closure) of a wrapped optimizer: gradients are exchanged before the step, the "
-                "closure would make new ones; call it yourself, then step()",
+                "step(closure) of a wrapped optimizer: gradients are exchanged before the step, the"
+                " closure would make new ones; call it yourself, then step()",
             )
         if not self._reduced:
             self.all_reduce()
@@ -208,7 +221,7 @@ class Hooked:
         if (saved["rank"], saved["size"]) != here:
             raise lib.ScapeError(
                 lib.Status.DATA,
-                f"the state is of rank {saved['rank']} of {saved['size']}, this is rank {here[0]} of "
-                f"{here[1]}: each rank loads what it saved, in a run of as many ranks",
+                f"the state is of rank {saved['rank']} of {saved['size']}, this is rank {here[0]}"
+                f" of {here[1]}: each rank loads what it saved, in a run of as many ranks",
             )
         _api.load_state(saved["library"].cpu().numpy().tobytes())

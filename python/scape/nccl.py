@@ -163,7 +163,7 @@ class Communicator:
     """
 
     def __init__(self, unique_id, rank, size):
-        """Collective: every one of the `size` ranks comes with the same id and a rank of its own."""
+        """Collective: each of the `size` ranks comes with the same id and a rank of its own."""
         self.rank = rank
         self.size = size
         self._handle = _void_p()
@@ -172,8 +172,8 @@ class Communicator:
     @classmethod
     def from_env(cls):
         """The communicator of all ranks that torchrun started (RANK, WORLD_SIZE, MASTER_ADDR,
-        MASTER_PORT); of this process alone where there are none. Needs no process group. Collective;
-        the n-th call of each rank meets the n-th of the others.
+        MASTER_PORT); of this process alone where there are none. Needs no process group.
+        Collective; the n-th call of each rank meets the n-th of the others.
         """
         from . import distributed
 
@@ -250,8 +250,8 @@ class Communicator:
         if tensor.device.type == "cpu" and lib.version() is None:
             raise NcclError(
                 5,
-                "the tensor is in host memory, which only Scape's host mode can exchange: start the "
-                "program with LD_PRELOAD=/path/to/libscape_nccl.so",
+                "the tensor is in host memory, which only Scape's host mode can exchange: start the"
+                " program with LD_PRELOAD=/path/to/libscape_nccl.so",
             )
         return tensor.data_ptr()
 

@@ -7,7 +7,14 @@ import torch
 from . import _api
 from . import _library as lib
 from . import distributed, nccl
-from ._buckets import check_group, check_number, choose_sparse, claim_name, make_buckets, release_name
+from ._buckets import (
+    check_group,
+    check_number,
+    choose_sparse,
+    claim_name,
+    make_buckets,
+    release_name,
+)
 
 # Elements per pass of the dense step: the temporaries of one pass stay in the cache.
 _CHUNK = 1 << 17
@@ -136,7 +143,8 @@ class AdamS(torch.optim.Optimizer):
             check_group(group)
             if self._reduced:
                 raise lib.ScapeError(
-                    lib.Status.USAGE, "add_param_group() between all_reduce() and step(): step first"
+                    lib.Status.USAGE,
+                    "add_param_group() between all_reduce() and step(): step first",
                 )
             self._lay_out(len(self.param_groups) - 1)
         except Exception:
@@ -259,8 +267,8 @@ class AdamS(torch.optim.Optimizer):
         if self._in_place and flat.grad._version != bucket.version:
             raise lib.ScapeError(
                 lib.Status.USAGE,
-                f"gradients of {bucket.name} were written between all_reduce() and step(): with the "
-                'residual in place that loses them; use residual="internal" to clip or rescale',
+                f"gradients of {bucket.name} were written between all_reduce() and step(): with the"
+                ' residual in place that loses them; use residual="internal" to clip or rescale',
             )
         wanted = (*map(float, group["betas"]), float(group["eps"]))
         if wanted != bucket.registered_as:
@@ -277,7 +285,8 @@ class AdamS(torch.optim.Optimizer):
         """
         if self._reduced and self._sparse and self._in_place:
             raise lib.ScapeError(
-                lib.Status.USAGE, "zero_grad() between all_reduce() and step(): call it after step()"
+                lib.Status.USAGE,
+                "zero_grad() between all_reduce() and step(): call it after step()",
             )
         for bucket in self._buckets:
             if not self._in_place:
@@ -295,8 +304,8 @@ class AdamS(torch.optim.Optimizer):
                 _api.clear_masked(grad)
 
     def flush(self):
-        """Collective: one dense step that sends what has waited; before a last checkpoint, or before
-        going on dense. Without Scape there is nothing to send.
+        """Collective: one dense step that sends what has waited; before a last checkpoint, or
+        before going on dense. Without Scape there is nothing to send.
         """
         if self._reduced:
             raise lib.ScapeError(lib.Status.USAGE, "flush() between all_reduce() and step()")
@@ -354,7 +363,9 @@ class AdamS(torch.optim.Optimizer):
         line says so.
         """
         if self._reduced:
-            raise lib.ScapeError(lib.Status.USAGE, "load_state_dict() between all_reduce() and step()")
+            raise lib.ScapeError(
+                lib.Status.USAGE, "load_state_dict() between all_reduce() and step()"
+            )
         saved = state_dict.get("scape")
         if saved is None:
             raise lib.ScapeError(
@@ -364,8 +375,8 @@ class AdamS(torch.optim.Optimizer):
         if self._sparse and saved["library"] is not None and (saved["rank"], saved["size"]) != here:
             raise lib.ScapeError(
                 lib.Status.DATA,
-                f"the state is of rank {saved['rank']} of {saved['size']}, this is rank {here[0]} of "
-                f"{here[1]}: each rank loads what it saved, in a run of as many ranks",
+                f"the state is of rank {saved['rank']} of {saved['size']}, this is rank {here[0]}"
+                f" of {here[1]}: each rank loads what it saved, in a run of as many ranks",
             )
         super().load_state_dict(state_dict)
         self._steps = int(saved["step"])
@@ -391,11 +402,13 @@ class AdamS(torch.optim.Optimizer):
         if self._sparse and saved["library"] is not None:
             _api.load_state(saved["library"].cpu().numpy().tobytes())
         elif self._sparse:
-            lib.warn_once("the state was saved by dense training: the first moment starts from zero")
+            lib.warn_once(
+                "the state was saved by dense training: the first moment starts from zero"
+            )
         elif saved["library"] is not None:
             lib.warn_once(
-                "the state was saved with Scape active, training goes on dense: what had not been sent "
-                "is dropped; flush() before saving keeps it"
+                "the state was saved with Scape active, training goes on dense: what had not been"
+                " sent is dropped; flush() before saving keeps it"
             )
 
 

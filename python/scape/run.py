@@ -1,6 +1,8 @@
 """scape-run: starts a program under torchrun with libscape_nccl.so preloaded.
 
     scape-run --nproc-per-node 2 --sparsity 0.99 -- train.py --epochs 3
+
+Settings of the library are flags here; what is not named keeps its value in the environment.
 """
 
 import argparse
@@ -32,9 +34,9 @@ class LaunchError(Exception):
 
 
 def find_library(explicit=None, environ=os.environ):
-    """Absolute path of libscape_nccl.so: what is named, SCAPE_LIB (a file, or its folder), beside this
-    package, the source tree that this package or the working directory is in, then where the loader
-    looks. Raises LaunchError that lists where it looked.
+    """Absolute path of libscape_nccl.so: what is named, SCAPE_LIB (a file, or its folder), beside
+    this package, the source tree that this package or the working directory is in, then where the
+    loader looks. Raises LaunchError that lists where it looked.
     """
     for source, path in (("--lib", explicit), ("SCAPE_LIB", environ.get("SCAPE_LIB"))):
         if path:
@@ -58,7 +60,7 @@ def find_library(explicit=None, environ=os.environ):
             found = os.path.join(place, _LIBRARY)
             if os.path.isfile(found):
                 return found
-    looked = ", ".join(os.path.normpath(place) for place in places)
+    looked = ", ".join(dict.fromkeys(os.path.normpath(place) for place in places))
     raise LaunchError(
         f"{_LIBRARY} not found (looked in {looked}): build it with `make build`, or name it with "
         "--lib or SCAPE_LIB"
@@ -71,7 +73,8 @@ def preload_with(library, preload):
     Entries are separated by blanks or colons, as the loader takes them. New ones go to the end, so
     that a sanitizer or an allocator stays first. An entry that is the same library under another
     spelling (relative, through a link) gives way to the absolute path in its place; one that is
-    another build of it is a LaunchError, since two copies in one process would not know of each other.
+    another build of it is a LaunchError, since two copies in one process would not know of each
+    other.
     """
     if re.search(r"[\s:]", library):
         raise LaunchError(
@@ -89,8 +92,8 @@ def preload_with(library, preload):
             continue
         if os.path.exists(entry) and not os.path.samefile(entry, library):
             raise LaunchError(
-                f"LD_PRELOAD names {entry} already, which is another file than {library}: take it out, "
-                f"or pass --lib {entry}"
+                f"LD_PRELOAD names {entry} already, which is another file than {library}: take it"
+                f" out, or pass --lib {entry}"
             )
         parts[index] = "" if seen else library
         seen = True

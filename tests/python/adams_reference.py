@@ -18,7 +18,9 @@ def partition(n, ranks, q):
 class Simulation:
     """One registered buffer on P ranks, the fused role."""
 
-    def __init__(self, theta, ranks, *, sparsity, beta1, beta2, eps, age_cap, dense, ramp, ramp_sparsity):
+    def __init__(
+        self, theta, ranks, *, sparsity, beta1, beta2, eps, age_cap, dense, ramp, ramp_sparsity
+    ):
         n = theta.size
         self.theta = theta.astype(F).copy()
         self.ranks = ranks

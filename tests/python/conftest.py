@@ -43,7 +43,10 @@ def clean_environment():
 
 
 def run_ranks(script, size, *arguments, preload=None, environment=None, timeout=280):
-    """Starts `size` ranks of a script of this folder, as torchrun would; returns [(status, stdout, stderr)]."""
+    """Starts `size` ranks of a script of this folder, as torchrun would.
+
+    Returns [(status, stdout, stderr)] in rank order.
+    """
     base = clean_environment()
     if preload:
         base.update(LD_PRELOAD=preload, SCAPE_MODE="host")

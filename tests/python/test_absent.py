@@ -1,4 +1,4 @@
-"""Without the library in the process (F03): helpers say so, training is dense, "required" stops it."""
+"""Without the library in the process (F03): helpers say so, training is dense or stops."""
 
 import os
 import subprocess

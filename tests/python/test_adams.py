@@ -41,7 +41,15 @@ def test_equals_the_simulation_of_one_rank():
     parameter = torch.nn.Parameter(torch.from_numpy(theta.copy()))
     optimizer = scape.AdamS([parameter], lr=0.02, weight_decay=0.1)
     simulation = Simulation(
-        theta.ravel(), 1, sparsity=0.9, beta1=0.9, beta2=0.95, eps=1e-8, age_cap=100, dense=1, ramp=1,
+        theta.ravel(),
+        1,
+        sparsity=0.9,
+        beta1=0.9,
+        beta2=0.95,
+        eps=1e-8,
+        age_cap=100,
+        dense=1,
+        ramp=1,
         ramp_sparsity=0.9,
     )
     for gradient in np.random.default_rng(1).normal(size=(20, 20, 10)).astype(np.float32):
@@ -49,7 +57,9 @@ def test_equals_the_simulation_of_one_rank():
         optimizer.step()
         optimizer.zero_grad()
         simulation.step([gradient.ravel()], 0.02, 0.1)
-    np.testing.assert_allclose(parameter.detach().numpy().ravel(), simulation.theta, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        parameter.detach().numpy().ravel(), simulation.theta, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_large_buffers_are_stepped_whole():

@@ -15,7 +15,14 @@ TINY += "--max-bytes 3000000 --log-every 10 --eval-every 20".split()
 
 def train(root, log, *arguments, launcher=(), **environment):
     result = subprocess.run(
-        [sys.executable, *launcher, os.path.join(root, "examples/gpt/train.py"), *TINY, "--json", str(log)]
+        [
+            sys.executable,
+            *launcher,
+            os.path.join(root, "examples/gpt/train.py"),
+            *TINY,
+            "--json",
+            str(log),
+        ]
         + list(arguments),
         env={**clean_environment(), "SCAPE_MODE": "host", **environment},
         capture_output=True,
@@ -38,9 +45,23 @@ def test_sparse_run_sends_a_fraction_of_the_dense_one(root, library, tmp_path):
         root, tmp_path / "dense", "--optimizer", "adams", launcher=TORCHRUN, LD_PRELOAD=library
     )
     result, sparse = train(
-        root, tmp_path / "sparse", "--optimizer", "scape-adams", "--sparsity", "0.9",
-        launcher=("-m", "scape.run", "--lib", library, "--required", "--nproc-per-node", "2",
-                  "--torchrun-arg=--standalone", "--"),
+        root,
+        tmp_path / "sparse",
+        "--optimizer",
+        "scape-adams",
+        "--sparsity",
+        "0.9",
+        launcher=(
+            "-m",
+            "scape.run",
+            "--lib",
+            library,
+            "--required",
+            "--nproc-per-node",
+            "2",
+            "--torchrun-arg=--standalone",
+            "--",
+        ),
     )
     dense, sparse_summary = dense["summary"][0], sparse["summary"][0]
     assert not dense["sparse"] and sparse_summary["sparse"]

@@ -41,7 +41,13 @@ PRINT_PRELOAD = "import os; print(os.environ['LD_PRELOAD'])"
 def test_entries_are_kept_in_order_and_ours_comes_last_once(libraries, separator):
     a, b, scape = libraries
     result = scape_run(
-        "--no-torchrun", "--lib", scape, "--", sys.executable, "-c", PRINT_PRELOAD,
+        "--no-torchrun",
+        "--lib",
+        scape,
+        "--",
+        sys.executable,
+        "-c",
+        PRINT_PRELOAD,
         LD_PRELOAD=f"{a}{separator}{b}",
     )
     assert result.returncode == 0, result.stderr
@@ -97,8 +103,23 @@ def test_flags_become_variables(libraries):
     _, _, scape = libraries
     names = ("SCAPE_SPARSITY", "SCAPE_PAYLOAD", "SCAPE_MODE", "SCAPE_LOG", "SCAPE_REQUIRED", "X_Y")
     result = scape_run(
-        "--no-torchrun", "--lib", scape, "--sparsity", "0.95", "--payload", "bf16", "--mode", "host",
-        "--log", "info", "--required", "--set", "X_Y=a=b", "--", sys.executable, "-c",
+        "--no-torchrun",
+        "--lib",
+        scape,
+        "--sparsity",
+        "0.95",
+        "--payload",
+        "bf16",
+        "--mode",
+        "host",
+        "--log",
+        "info",
+        "--required",
+        "--set",
+        "X_Y=a=b",
+        "--",
+        sys.executable,
+        "-c",
         f"import os; print([os.environ[name] for name in {names!r}])",
     )
     assert result.returncode == 0, result.stderr
@@ -126,8 +147,15 @@ def test_ranks_get_the_preload_and_a_failure_fails_the_launch(libraries, tmp_pat
     )
     for status in (0, 5):
         result = scape_run(
-            "--nproc-per-node", "2", "--torchrun-arg=--standalone", "--lib", scape,
-            "--", str(script), str(tmp_path), str(status),
+            "--nproc-per-node",
+            "2",
+            "--torchrun-arg=--standalone",
+            "--lib",
+            scape,
+            "--",
+            str(script),
+            str(tmp_path),
+            str(status),
         )
         assert (result.returncode == 0) == (status == 0), result.stderr
         for rank in "01":

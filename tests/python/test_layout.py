@@ -28,12 +28,15 @@ def measured(root, tmp_path_factory):
     source.write_text(
         "#define _GNU_SOURCE\n#include <stddef.h>\n#include <stdio.h>\n"
         '#include "scape/scape.h"\n'
-        "int main(void) {\n" + "\n".join(lines) + "\nreturn 0;\n}\n"
+        "int main(void) {\n"
+        + "\n".join(lines)
+        + "\nreturn 0;\n}\n"
     )
     program = str(folder / "layout")
     compiler = os.environ.get("SCAPE_TEST_CC", "cc")
     subprocess.run(
-        [compiler, "-std=c11", "-I", f"{root}/include", str(source), "-o", program, "-ldl"], check=True
+        [compiler, "-std=c11", "-I", f"{root}/include", str(source), "-o", program, "-ldl"],
+        check=True,
     )
     output = subprocess.run([program], check=True, capture_output=True, text=True).stdout
     return {name: int(value) for name, value in (line.split() for line in output.splitlines())}

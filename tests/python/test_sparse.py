@@ -1,4 +1,4 @@
-"""scape.AdamS and scape.wrap() through the real, preloaded library, against the NumPy simulation."""
+"""scape.AdamS and scape.wrap() through the real, preloaded library, against the simulation."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,15 @@ def test_fused_steps_equal_the_simulation(size, tmp_path, library):
     generator = torch.Generator().manual_seed(11)
     gradients = torch.randn(24, size, 37, 30, generator=generator) * torch.logspace(-2, 1, 30)
     simulation = Simulation(
-        theta, size, sparsity=0.9, beta1=0.9, beta2=0.95, eps=1e-8, age_cap=100, dense=3, ramp=6,
+        theta,
+        size,
+        sparsity=0.9,
+        beta1=0.9,
+        beta2=0.95,
+        eps=1e-8,
+        age_cap=100,
+        dense=3,
+        ramp=6,
         ramp_sparsity=0.5,
     )
     for step in range(24):
@@ -38,17 +46,26 @@ def test_fused_steps_equal_the_simulation(size, tmp_path, library):
                 ranks[rank]["residuals"][step], simulation.residual[rank], rtol=1e-5, atol=1e-6
             )
         np.testing.assert_allclose(
-            ranks[0]["moments"][step], simulation.m, rtol=1e-4, atol=1e-6, err_msg=f"m of step {step}"
+            ranks[0]["moments"][step],
+            simulation.m,
+            rtol=1e-4,
+            atol=1e-6,
+            err_msg=f"m of step {step}",
         )
         np.testing.assert_allclose(
-            ranks[0]["thetas"][step].ravel(), simulation.theta, rtol=1e-4, atol=1e-5,
+            ranks[0]["thetas"][step].ravel(),
+            simulation.theta,
+            rtol=1e-4,
+            atol=1e-5,
             err_msg=f"theta of step {step}",
         )
         off = ~mask
         np.testing.assert_array_equal(ranks[0]["ages"][step][off], step - simulation.last[off])
 
 
-@pytest.mark.parametrize("size, cases", [(1, "resume,hooked"), (2, "internal,resume,rules,flush,hooked")])
+@pytest.mark.parametrize(
+    "size, cases", [(1, "resume,hooked"), (2, "internal,resume,rules,flush,hooked")]
+)
 def test_saving_rules_and_other_roles(size, cases, tmp_path, library):
     run_cases(cases, size, tmp_path, library)
     for case in {"flush", "hooked"} & set(cases.split(",")):

@@ -9,7 +9,14 @@ communicator = nccl.Communicator.from_env()
 assert (communicator.rank, communicator.size) == (RANK, SIZE)
 assert nccl.get_version() > 21800
 
-for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64):
+for dtype in (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
+):
     x = (torch.arange(1000) % 50 + RANK).to(dtype)
     ranks = [(torch.arange(1000) % 50 + r).to(dtype) for r in range(SIZE)]
     out = communicator.all_reduce(x, "sum", out=torch.empty_like(x))
@@ -17,7 +24,9 @@ for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch
     assert torch.equal(x, ranks[RANK])
     assert torch.equal(communicator.all_reduce(x.clone(), "max"), ranks[-1])
     assert torch.equal(communicator.all_reduce(x.clone(), "min"), ranks[0])
-assert torch.equal(communicator.all_reduce(torch.full((3,), float(RANK)), "avg"), torch.full((3,), (SIZE - 1) / 2))
+assert torch.equal(
+    communicator.all_reduce(torch.full((3,), float(RANK)), "avg"), torch.full((3,), (SIZE - 1) / 2)
+)
 assert communicator.all_reduce(torch.empty(0)).numel() == 0
 
 root = SIZE - 1
@@ -36,9 +45,15 @@ assert (a == SIZE).all() and (b == 2 * SIZE).all()
 
 for call, text in (
     (lambda: communicator.all_reduce(torch.ones(4, 4).t()[1:, 1:]), "contiguous"),
-    (lambda: communicator.all_reduce(torch.ones(3, dtype=torch.complex64)), "no type for complex64"),
+    (
+        lambda: communicator.all_reduce(torch.ones(3, dtype=torch.complex64)),
+        "no type for complex64",
+    ),
     (lambda: communicator.all_reduce(torch.ones(3), "mean"), "op is 'mean'"),
-    (lambda: communicator.all_gather(torch.empty(SIZE * 5 + 1), torch.ones(5)), f"must have {SIZE * 5}"),
+    (
+        lambda: communicator.all_gather(torch.empty(SIZE * 5 + 1), torch.ones(5)),
+        f"must have {SIZE * 5}",
+    ),
     (lambda: communicator.all_reduce(torch.ones(3), out=torch.ones(4)), "out has 4 elements"),
 ):
     try:
@@ -61,4 +76,15 @@ except nccl.NcclError as error:
 else:
     raise AssertionError("a destroyed communicator was used")
 assert (communicator.all_reduce(torch.ones(2)) == SIZE).all()
-communicator.destroy()
+
+if SIZE == 2:
+    # Ranks that disagree: both hear of it, with both values.
+    try:
+        communicator.all_reduce(torch.ones(1000 + RANK))
+    except nccl.NcclError as error:
+        assert error.result != 0 and "1000" in str(error) and "1001" in str(error), str(error)
+    else:
+        raise AssertionError("ranks passed different counts and nobody said so")
+    communicator.abort()
+else:
+    communicator.destroy()

@@ -1,6 +1,7 @@
-"""A rank of masked training through the real library. The first argument names the cases, separated by
-commas, that it runs one after another; what the ranks saw is saved in the folder of the second, one
-file per case and rank, for the test to compare.
+"""A rank of masked training through the real library.
+
+The first argument names the cases, separated by commas, that it runs one after another; what the
+ranks saw is saved in the folder of the second, one file per case and rank, for the test to compare.
 """
 
 import pathlib
@@ -17,7 +18,13 @@ CASES, FOLDER = sys.argv[1].split(","), pathlib.Path(sys.argv[2])
 RANK, SIZE = distributed.world_from_env()
 SHAPE = (37, 30)
 OPTIONS = dict(
-    lr=0.01, betas=(0.9, 0.95), weight_decay=0.1, sparsity=0.9, dense_steps=3, ramp_steps=6, ramp_sparsity=0.5
+    lr=0.01,
+    betas=(0.9, 0.95),
+    weight_decay=0.1,
+    sparsity=0.9,
+    dense_steps=3,
+    ramp_steps=6,
+    ramp_sparsity=0.5,
 )
 
 
@@ -79,11 +86,13 @@ def fused():
 
 
 def internal():
-    """The residual inside the library: gradients come from anywhere, values are those of in place."""
+    """The residual inside the library: gradients from anywhere, the values of in place."""
     matrix, vector = parameters()
     optimizer = scape.AdamS([matrix, vector], residual="internal", **OPTIONS)
     twin_matrix, twin_vector = parameters()
-    twin = scape.AdamS([twin_matrix, twin_vector], communicator=optimizer.communicator, name="twin", **OPTIONS)
+    twin = scape.AdamS(
+        [twin_matrix, twin_vector], communicator=optimizer.communicator, name="twin", **OPTIONS
+    )
     data = gradients(14)
     for step in range(14):
         optimizer.zero_grad(set_to_none=True)
@@ -107,7 +116,8 @@ def resume():
         optimizer.step()
         optimizer.zero_grad()
     torch.save(
-        {"matrix": matrix, "vector": vector, "optimizer": optimizer.state_dict()}, FOLDER / f"{RANK}.pt"
+        {"matrix": matrix, "vector": vector, "optimizer": optimizer.state_dict()},
+        FOLDER / f"{RANK}.pt",
     )
     for step in range(9, 20):
         backward(matrix, vector, step, data)
@@ -123,7 +133,9 @@ def resume():
 
     if SIZE > 1:
         wrong = dict(saved["optimizer"], scape=dict(saved["optimizer"]["scape"], rank=1 - RANK))
-        refused(lambda: again.load_state_dict(wrong), scape.Status.DATA, "each rank loads what it saved")
+        refused(
+            lambda: again.load_state_dict(wrong), scape.Status.DATA, "each rank loads what it saved"
+        )
         cut = dict(saved["optimizer"], scape=dict(saved["optimizer"]["scape"]))
         cut["scape"]["library"] = cut["scape"]["library"][:-5]
         refused(lambda: again.load_state_dict(cut), scape.Status.DATA, "")
@@ -137,7 +149,9 @@ def resume():
         again.step()
         again.zero_grad()
     assert torch.equal(again_matrix, matrix) and torch.equal(again_vector, vector)
-    assert torch.equal(dict(again.buckets)["adams.0.matrices"], dict(optimizer.buckets)["adams.0.matrices"])
+    assert torch.equal(
+        dict(again.buckets)["adams.0.matrices"], dict(optimizer.buckets)["adams.0.matrices"]
+    )
 
     # And the same optimizer, taken back to where it was.
     with torch.no_grad():
@@ -196,7 +210,7 @@ def flush():
 
 
 def hooked():
-    """wrap(): a third-party AdamS; before any sparse step it is that AdamS, then ranks stay alike."""
+    """wrap(): a third-party AdamS; it is that AdamS while dense, and ranks stay alike."""
     matrix, vector = parameters()
     reference_matrix, reference_vector = parameters()
     options = dict(lr=0.01, weight_decay=0.1)
@@ -205,8 +219,8 @@ def hooked():
     )
     assert optimizer.scape.is_sparse
     reference = ReferenceAdamS([reference_matrix, reference_vector], **options)
-    # As small as a model's: what rounding leaves of an m that was made zero is then small against eps,
-    # and moves nothing to speak of.
+    # As small as a model's: what rounding leaves of an m that was made zero is then small against
+    # eps, and moves nothing to speak of.
     data = [part * 1e-5 for part in gradients(20)]
     for step in range(20):
         optimizer.zero_grad()
