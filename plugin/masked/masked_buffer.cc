@@ -450,7 +450,9 @@ void MaskedBufferImpl::take_next_mask() {
     stats.buffer_elements = count_;
     stats.step = state_.step + 1;
     ++(call_.dense ? stats.dense_calls : stats.sparse_calls);
-    if (refreshed) stats.refresh_ns += refresh_->nanoseconds();
+    if (!refreshed) return;
+    stats.refresh_ns += refresh_->nanoseconds();
+    stats.mask_bytes += refresh_->sent_bytes();
   });
 }
 

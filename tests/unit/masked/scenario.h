@@ -13,7 +13,7 @@ namespace scape::plugin::test {
 
 struct Scenario {
   BufferConfig config;
-  size_t count = 1000;
+  size_t count = 500;
   int steps = 50;
   ReduceOp op = ReduceOp::kAvg;
   bool out_of_place = false;  // roles that allow it
