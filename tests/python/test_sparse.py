@@ -64,7 +64,7 @@ def test_fused_steps_equal_the_simulation(size, tmp_path, library):
 
 
 @pytest.mark.parametrize(
-    "size, cases", [(1, "resume,hooked"), (2, "internal,resume,rules,flush,hooked")]
+    "size, cases", [(1, "resume,hooked"), (2, "internal,resume,rules,flush,hooked,hooked_resume")]
 )
 def test_saving_rules_and_other_roles(size, cases, tmp_path, library):
     run_cases(cases, size, tmp_path, library)

@@ -244,6 +244,45 @@ def hooked():
     np.savez(FOLDER / f"hooked{RANK}.npz", theta=matrix.detach().numpy())
 
 
+def hooked_resume():
+    """A wrapped optimizer's state, loaded by a new one, goes on bit for bit."""
+
+    def wrapped(seed, communicator=None):
+        matrix, vector = parameters(seed)
+        optimizer = scape.wrap(
+            ReferenceAdamS([matrix, vector], lr=0.01),
+            sparsity=0.9,
+            dense_steps=3,
+            ramp_steps=4,
+            communicator=communicator,
+        )
+        return matrix, vector, optimizer
+
+    def train(matrix, vector, optimizer, steps):
+        for step in steps:
+            optimizer.zero_grad()
+            backward(matrix, vector, step, data)
+            optimizer.step()
+
+    data = gradients(16)
+    matrix, vector, optimizer = wrapped(seed=5)
+    train(matrix, vector, optimizer, range(8))
+    path = FOLDER / f"hooked{RANK}.pt"
+    torch.save({"matrix": matrix, "vector": vector, "optimizer": optimizer.state_dict()}, path)
+    train(matrix, vector, optimizer, range(8, 16))
+    communicator = optimizer.scape.communicator
+    optimizer.scape.unwrap()
+
+    again_matrix, again_vector, again = wrapped(seed=6, communicator=communicator)
+    saved = torch.load(path)
+    with torch.no_grad():
+        again_matrix.copy_(saved["matrix"])
+        again_vector.copy_(saved["vector"])
+    again.load_state_dict(saved["optimizer"])
+    train(again_matrix, again_vector, again, range(8, 16))
+    assert torch.equal(again_matrix, matrix) and torch.equal(again_vector, vector)
+
+
 def refused(call, status, text):
     try:
         call()
