@@ -228,6 +228,7 @@ class HostCommunicator final : public Communicator {
 
   Status check(const Arguments& arguments) const;
   Status check_process(const char* what) const;
+  bool in_forked_child() const { return fork_count() != forks_; }
   Status refusal() const;  // of a call to a failed communicator; locked
   Status start(const Arguments& arguments, const CallTag& tag, WorkPtr* work);
   std::shared_ptr<const Schedule> schedule_for(const Arguments& arguments);
@@ -243,6 +244,7 @@ class HostCommunicator final : public Communicator {
   const uint64_t cookie_;
   const int channel_;  // 0; 1 for a side channel
   const pid_t process_;
+  const uint64_t forks_;  // when it was made
   std::string name_;
   std::shared_ptr<Lifeline> lifeline_;  // null for a single rank
 
@@ -290,6 +292,7 @@ HostCommunicator::HostCommunicator(int rank, int size, uint64_t cookie, int chan
       cookie_(cookie),
       channel_(channel),
       process_(::getpid()),
+      forks_(fork_count()),
       name_(format("comm 0x%06llx%s", static_cast<unsigned long long>(mix(cookie, 1) & 0xffffff),
                    channel == 0 ? "" : " side")),
       lifeline_(std::move(lifeline)),
@@ -303,7 +306,7 @@ HostCommunicator::HostCommunicator(int rank, int size, uint64_t cookie, int chan
 }
 
 HostCommunicator::~HostCommunicator() {
-  if (::getpid() != process_) {
+  if (in_forked_child()) {
     // A forked child: transport and connections are the parent's. Their memory stays as it is.
     executor_.release();
     new std::shared_ptr<Lifeline>(std::move(lifeline_));
@@ -324,7 +327,7 @@ HostCommunicator::~HostCommunicator() {
 }
 
 Status HostCommunicator::check_process(const char* what) const {
-  if (::getpid() == process_) return Status::Ok();
+  if (!in_forked_child()) return Status::Ok();
   return error(SCAPE_ERR_USAGE,
                "%s: %s in a child forked by process %d, which owns the communicator; create one of "
                "the child's own",
@@ -388,7 +391,7 @@ ByteCounters HostCommunicator::counters() const {
 // ---- progress ----
 
 bool HostCommunicator::progress() {
-  if (::getpid() != process_) return false;
+  if (in_forked_child()) return false;
   std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   return lock.owns_lock() && progress_locked();
 }
@@ -423,7 +426,7 @@ void HostCommunicator::watch() {
 }
 
 void HostCommunicator::wait_event(int timeout_ms) {
-  if (::getpid() != process_) return;
+  if (in_forked_child()) return;
   std::vector<pollfd> entries;
   {
     std::lock_guard<std::mutex> lock(mutex_);

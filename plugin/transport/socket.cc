@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -25,6 +26,7 @@ namespace {
 struct OpenSockets {
   std::mutex mutex;
   std::set<int> fds;
+  std::atomic<uint64_t> forks{0};
 
   static OpenSockets& instance() {
     static OpenSockets* const sockets = [] {
@@ -33,6 +35,7 @@ struct OpenSockets {
                      [] {
                        for (const int fd : instance().fds) ::close(fd);
                        instance().fds.clear();
+                       instance().forks.fetch_add(1);
                        instance().mutex.unlock();
                      });
       return made;
@@ -113,6 +116,8 @@ Deadline seconds_from_now(double seconds) {
   return Clock::now() +
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
+
+uint64_t fork_count() { return OpenSockets::instance().forks.load(std::memory_order_relaxed); }
 
 Socket::Socket(int fd) : fd_(fd) {
   if (fd_ < 0) return;

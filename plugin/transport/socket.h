@@ -23,6 +23,10 @@ using Deadline = Clock::time_point;
 int milliseconds_until(Deadline deadline);
 Deadline seconds_from_now(double seconds);
 
+// Grows in every forked child: who remembers it can tell a child from the process that it was made
+// in, at the price of a load. Forks are seen from the first call on.
+uint64_t fork_count();
+
 // Owns a descriptor.
 class Socket {
  public:

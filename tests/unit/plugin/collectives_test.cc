@@ -80,7 +80,7 @@ TEST_P(Collectives, AllReduceOfEveryTypeAndOpGivesTheSimulatedBits) {
         SCAPE_RANK_OK(create_communicator(id, rank, size, &communicator));
         for (int type = 0; type < kDataTypes; ++type) {
           for (const ReduceOp op : kOps) {
-            for (const size_t count : {0, 1, 2, 17, 1000, 20011}) {
+            for (const size_t count : {0, 1, 2, 17, 20011}) {
               const std::string problem =
                   all_reduces(*communicator, static_cast<DataType>(type), op, count);
               if (!problem.empty()) {
