@@ -67,8 +67,8 @@ struct ByteCounters {
   uint64_t received_messages = 0;
 };
 
-// What a call is, for the descriptor that travels with it (docs/architecture.md, "Descriptors"): ranks
-// whose descriptors differ get SCAPE_ERR_MISMATCH on all sides, naming both.
+// What a call is, for its descriptor (docs/architecture.md, "Descriptors"): ranks whose descriptors
+// differ get SCAPE_ERR_MISMATCH on all sides, naming both.
 struct CallTag {
   bool registered = false;       // the call is one of a registered buffer
   std::string_view name = {};    // its name; the first 23 bytes travel
