@@ -22,7 +22,8 @@ from compare_dense import parse_bytes, size_text, sizes_of
 def measure(args, size, *options):
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [args.build / "bin/scape_all_reduce_perf", "-g", str(args.ranks), "-b", str(size),
-                   "-n", str(args.iterations), "-w", "2", "-J", file.name, *options]
+                   "-n", str(args.iterations), "-w", "2", "-c", "0", "-J", file.name,
+                   *options]
         result = subprocess.run(command, text=True, capture_output=True, check=False)
         if result.returncode != 0:
             sys.exit(f"{' '.join(map(str, command))}\nended with {result.returncode}:\n"
