@@ -223,7 +223,6 @@ def main():
     environment = dict(os.environ)
     # Torch is told its threads by train.py; this keeps torchrun from remarking on it.
     environment.setdefault("OMP_NUM_THREADS", "1")
-    environment.setdefault("SCAPE_MODE", "host")
     try:
         library = launcher.find_library(args.lib)
         environment["LD_PRELOAD"] = launcher.preload_with(

@@ -185,6 +185,9 @@ class Log:
 
 
 def train(args):
+    # The model is on the CPU, so NCCL's calls must be served there, GPU or not. The library reads
+    # its settings at its first use, which comes later.
+    os.environ.setdefault("SCAPE_MODE", "host")
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     communicator = distributed.from_env()

@@ -24,7 +24,7 @@ def train(root, log, *arguments, launcher=(), **environment):
             str(log),
         ]
         + list(arguments),
-        env={**clean_environment(), "SCAPE_MODE": "host", **environment},
+        env={**clean_environment(), **environment},
         capture_output=True,
         text=True,
         timeout=200,
