@@ -165,7 +165,7 @@ def picture(results, path):
     figure, (by_step, by_bytes) = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
     for (title, _, _), result in zip(RUNS, results):
         losses = [step["loss"] for step in result["step"]]
-        window = max(1, len(losses) // 50)
+        window = max(1, len(losses) // 25)
         smooth = [
             statistics.fmean(losses[max(0, i + 1 - window) : i + 1]) for i in range(len(losses))
         ]
