@@ -94,13 +94,10 @@ Status wait(Communicator& communicator, const Work& work) {
     if (idle == kSpins) {
       last_moved = Clock::now();
     } else if (std::chrono::duration<double>(Clock::now() - last_moved).count() > limit) {
-      const std::string missing = work.waiting_for();
-      communicator.abort(
-          error(SCAPE_ERR_TIMEOUT,
-                "%.*s: nothing arrived for %g s (SCAPE_TIMEOUT)%s%s; look for what keeps "
-                "the other ranks",
-                static_cast<int>(communicator.name().size()), communicator.name().data(), limit,
-                missing.empty() ? "" : ": ", missing.c_str()));
+      communicator.abort(error(
+          SCAPE_ERR_TIMEOUT,
+          "%.*s: nothing arrived for %g s (SCAPE_TIMEOUT); look for what keeps the other ranks",
+          static_cast<int>(communicator.name().size()), communicator.name().data(), limit));
       continue;
     }
     sched_yield();

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <string_view>
 
 #include "base/status.h"
@@ -54,8 +53,6 @@ class Work {
   // True when the result is there or the work failed; then status() is final.
   virtual bool done() const = 0;
   virtual Status status() const = 0;
-  // What it still waits for, for messages: "message from rank 2"; empty when nothing is known.
-  virtual std::string waiting_for() const { return {}; }
 };
 using WorkPtr = std::shared_ptr<Work>;
 

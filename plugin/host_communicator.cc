@@ -355,6 +355,10 @@ void HostCommunicator::fail_locked(const Status& why) {
 void HostCommunicator::abort(const Status& why) {
   if (!check_process("abort").ok()) return;
   std::lock_guard<std::mutex> lock(mutex_);
+  if (why.code() == SCAPE_ERR_TIMEOUT && !executor_->idle()) {
+    return fail_locked(error(why.code(), "%s; on rank %d, %s", why.message().c_str(), rank_,
+                             executor_->waits().c_str()));
+  }
   fail_locked(why);
 }
 

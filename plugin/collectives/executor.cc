@@ -50,7 +50,7 @@ bool Run::waits_for(int peer) const {
   return false;
 }
 
-std::string Run::waiting_for() const {
+std::string Run::waits() const {
   std::string ranks;
   std::vector<bool> named(static_cast<size_t>(schedule_->size));
   for (size_t i = 0; i < schedule_->steps.size(); ++i) {
@@ -234,6 +234,13 @@ void Executor::fail(const Status& why) {
 bool Executor::waits_for(int peer) const {
   return std::any_of(active_.begin(), active_.end(),
                      [peer](const auto& run) { return run->waits_for(peer); });
+}
+
+std::string Executor::waits() const {
+  std::string text;
+  for (size_t i = 0; i < active_.size() && i < 3; ++i)
+    text += (i == 0 ? "" : ", ") + active_[i]->waits();
+  return text;
 }
 
 }  // namespace scape::plugin

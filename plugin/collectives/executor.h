@@ -38,8 +38,6 @@ class Run final : public Work {
 
   bool done() const override { return done_.load(std::memory_order_acquire); }
   Status status() const override { return done() ? status_ : Status::Ok(); }
-  // Only while the executor is not driven by another thread.
-  std::string waiting_for() const override;
 
   const std::string& name() const { return name_; }
   std::chrono::steady_clock::time_point started() const { return started_; }
@@ -47,6 +45,7 @@ class Run final : public Work {
  private:
   friend class Executor;
   bool waits_for(int peer) const;
+  std::string waits() const;
 
   const std::shared_ptr<const Schedule> schedule_;
   Memory memory_;
@@ -92,6 +91,8 @@ class Executor {
   bool idle() const { return active_.empty(); }
   // True when a run needs a message from, or to, this rank.
   bool waits_for(int peer) const;
+  // What the runs wait for, for messages: "AllReduce waits for rank 2"; of the first few.
+  std::string waits() const;
 
  private:
   void run_ready(Run* run);
