@@ -166,8 +166,9 @@ Status decode_saved(std::span<const std::byte> data, std::vector<SavedBuffer>* o
       return error(SCAPE_ERR_DATA, "the saved state ends in record %u", i);
     const auto bytes = rest.first(record.bytes);
     rest = rest.subspan(record.bytes);
+    const bool intact = record.crc == record_crc(record, bytes);
     record.name[sizeof record.name - 1] = '\0';
-    if (record.crc != record_crc(record, bytes)) {
+    if (!intact) {
       return error(SCAPE_ERR_DATA, "the saved state of \"%s\" is damaged; load an intact copy",
                    record.name);
     }

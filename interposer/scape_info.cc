@@ -42,7 +42,11 @@ void print_markdown() {
 
 void print_report() {
   std::printf("scape %s (C API %d)\n", SCAPE_VERSION_STRING, SCAPE_VERSION_CODE);
-  std::printf("built with %s, C++ %ld\n", __VERSION__, static_cast<long>(__cplusplus));
+#if defined(__clang__)
+  std::printf("built with %s\n", __VERSION__);
+#else
+  std::printf("built with gcc %s\n", __VERSION__);
+#endif
   std::printf("\ntransports\n");
   for (const char* name : {"ucx"}) {
     const scape::plugin::TransportModule* module = nullptr;

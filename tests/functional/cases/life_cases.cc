@@ -384,6 +384,57 @@ RANK_PART(modes_that_differ_are_both_named) {
   CHECK_SAYING(contains(why, "host mode") && contains(why, "device mode"), why);
 }
 
+// Where the real NCCL is looked for, in order, and what is said when there is none.
+LAUNCHED_CASE(real_nccl_is_found) {
+  char folder[] = "/tmp/scape_case_XXXXXX";
+  CHECK(::mkdtemp(folder) != nullptr);
+  const std::string beside = std::string(folder) + "/libnccl.so.2";
+  std::filesystem::copy_file(stub_path(), beside);
+  const std::string stub_answer = "0 " + std::to_string(kStubVersion) + " \n";
+  const auto call = [](std::vector<std::string> command,
+                       std::map<std::string, std::string> environment) {
+    environment["SCAPE_MODE"] = "device";
+    Run one;
+    one.command = std::move(command);
+    one.environment = std::move(environment);
+    const Outcome outcome = run(one);
+    CHECK_SAYING(outcome.status == 0, outcome.err);
+    return outcome.out;
+  };
+  // By the setting; on the loader's path; linked by the caller, which is loaded late and locally.
+  CHECK(call({BARE_CALLER}, {{"SCAPE_NCCL_LIB", stub_path()}}) == stub_answer);
+  CHECK(call({BARE_CALLER}, {{"LD_LIBRARY_PATH", folder}}) == stub_answer);
+  CHECK(call({BARE_CALLER, HOLDER}, {}) == stub_answer);
+  // This library, under NCCL's own name or its own, is not it.
+  const std::string own = std::filesystem::path(preload_path()).parent_path() / "nccl";
+  for (const std::map<std::string, std::string>& environment :
+       {std::map<std::string, std::string>{}, {{"LD_LIBRARY_PATH", own}}}) {
+    const std::string answer = call({BARE_CALLER}, environment);
+    CHECK_SAYING(contains(answer, "2 ") && contains(answer, "no real NCCL found") &&
+                     contains(answer, "SCAPE_NCCL_LIB"),
+                 answer);
+  }
+  for (const std::string& wrong : {preload_path(), std::string("/no/such/libnccl.so.2")}) {
+    const std::string answer = call({BARE_CALLER}, {{"SCAPE_NCCL_LIB", wrong}});
+    CHECK_SAYING(contains(answer, "2 ") && contains(answer, wrong), answer);
+  }
+  std::filesystem::remove_all(folder);
+}
+
+// The wheel's library: neither call needs a GPU.
+LAUNCHED_CASE(real_nccl_serves_device_mode) {
+  if (!std::filesystem::exists(REAL_NCCL)) {
+    std::fprintf(stderr,
+                 "SKIPPED: no " REAL_NCCL "; tools/setup.sh test fetches it (needs the network)\n");
+    std::exit(77);
+  }
+  Run one;
+  one.command = {BARE_CALLER};
+  one.environment = {{"SCAPE_MODE", "device"}, {"SCAPE_NCCL_LIB", REAL_NCCL}};
+  const Outcome outcome = run(one);
+  CHECK_SAYING(outcome.status == 0 && outcome.out == "0 23203 \n", outcome.out + outcome.err);
+}
+
 RANKED_CASE(version_is_the_real_librarys_in_host_mode, 1) {
   // The stub is this program's own NCCL: it is in the process though host mode does not use it.
   int version = 0;
