@@ -7,6 +7,10 @@ target_include_directories(scape_options INTERFACE ${CMAKE_SOURCE_DIR} ${CMAKE_S
 target_compile_options(scape_options INTERFACE
   -ffp-contract=off -Wall -Wextra -Wshadow -Wvla -Wimplicit-fallthrough
   $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor -Woverloaded-virtual>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # GCC bug 105651: a false -Wrestrict inside std::string, which comes and goes with inlining.
+  target_compile_options(scape_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
+endif()
 target_compile_definitions(scape_options INTERFACE SCAPE_VERSION_STRING="${PROJECT_VERSION}")
 if(SCAPE_WERROR)
   target_compile_options(scape_options INTERFACE -Werror)
