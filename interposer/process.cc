@@ -1,6 +1,7 @@
 #include "interposer/process.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -20,6 +21,8 @@ namespace {
 constinit thread_local char last_error_text[1024] = "";
 
 constinit std::atomic<pid_t> owner{0};
+// Set in children that were forked after this process became the owner.
+constinit std::atomic<bool> forked{false};
 constinit std::atomic<bool> caller_knows_timeout{false};
 constinit std::atomic<bool> first_use_over{false};
 
@@ -62,12 +65,14 @@ const char* last_error() { return last_error_text; }
 
 void claim_process() {
   pid_t nobody = 0;
-  owner.compare_exchange_strong(nobody, ::getpid(), std::memory_order_relaxed);
+  if (!owner.compare_exchange_strong(nobody, ::getpid(), std::memory_order_relaxed)) return;
+  ::pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
 }
 
 Status check_process() {
+  // Every hooked call asks: a load costs nothing beside the system call that getpid() is.
+  if (!forked.load(std::memory_order_relaxed)) return {};
   const pid_t claimed = owner.load(std::memory_order_relaxed);
-  if (claimed == 0 || claimed == ::getpid()) return {};
   return error(
       SCAPE_ERR_USAGE,
       "process %d was forked from process %d, which has communicators or registrations open: "
