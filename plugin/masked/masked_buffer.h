@@ -53,13 +53,19 @@ Partition partition_of(size_t n, int ranks, int q);
 
 class Refresher;  // plugin/masked/refresher.h: the progress thread of one communicator
 
+// Not thread-safe, but for stats() and note_dense(): one call at a time. What travels in which
+// step, and what a skip, a flush and a load do exactly, is in docs/masked-collective.md.
 class MaskedBuffer {
  public:
+  // Waits for nothing: a refresh in flight goes on without the buffer. A call under way is aborted,
+  // and the communicator with it.
   virtual ~MaskedBuffer() = default;
 
-  // Starts the all-reduce of this buffer. Collective. Afterwards poll() until it returns true.
-  // Refusals (USAGE: an adams step is owed; in place asked for with send != recv; ...) start
-  // nothing.
+  // Starts the all-reduce of this buffer. Collective: ranks begin their buffers' calls in the same
+  // order. Afterwards poll() until it returns true. send and recv: count() elements, the caller's
+  // until then; equal or apart. recv is ignored in the fused role, whose result stays inside.
+  // Refusals (USAGE: an adams step is owed, in place asked for with send != recv; ARGUMENT: null or
+  // overlapping) start nothing. An error that ended a call ends every later one at once.
   virtual Status begin_all_reduce(const void* send, void* recv, Reduction reduction) = 0;
   // Moves the call on without blocking (the caller also drives the communicator); true when it is
   // over.
@@ -71,29 +77,45 @@ class MaskedBuffer {
   // Of the call that is over.
   virtual Status status() const = 0;
 
-  // Local steps after the call; blocking but brief. See scape.h for their meaning.
+  // Local steps after the call; blocking but brief. See scape.h for their meaning. After a skipped
+  // call adams_step() moves neither param nor the state; a refresh is started all the same.
   virtual Status adams_step(float* param, double lr, double weight_decay) = 0;
   virtual Status post_step(size_t offset, size_t length, const float* before, float* param,
                            double lr, double weight_decay) = 0;
+  // Leaves in the buffer what belongs to the residual there (the rounding errors of a narrow
+  // payload included) and clears the rest. All of it where no residual is kept in place.
   virtual Status clear_masked(void* buffer) = 0;
-  // Collective, blocking.
+
+  // Collective, blocking: drives the communicator itself, so one rank a thread. A step like any
+  // other, of which the mask is all ones and the gradient 0, whatever `buffer` holds: u is the
+  // residual. In place, where `buffer` is the residual, u is `buffer`, and so includes what was
+  // added since. t advances, and in the fused role m decays and param moves as with a zero
+  // gradient. Uses the reduction of the last call. Does nothing before the first call and for a
+  // buffer that is always dense.
   virtual Status flush(void* buffer, float* param, double lr, double weight_decay) = 0;
 
   // A dense call on this range that the masked path did not serve (max, int64, ...): counted, said
   // once.
   virtual void note_dense(const char* why) = 0;
 
+  // Between calls. Of an always dense buffer: all ones (zeros before the first call), ages 1,
+  // residual 0; its first moment is kept in the fused role only (USAGE otherwise). MEMORY when
+  // `capacity` is too small.
   virtual Status read_mask(uint64_t* words, size_t capacity) = 0;
   virtual Status read_ages(uint16_t* ages, size_t capacity) = 0;
   virtual Status read_residual(float* out, size_t capacity) = 0;
   virtual Status read_moment(float* out, size_t capacity) = 0;
+  // wire_bytes_* stay 0: transports count those.
   virtual scape_stats stats() const = 0;
 
   virtual const BufferConfig& config() const = 0;
   virtual size_t count() const = 0;
 
-  // Saved state of this buffer; load() must come before the first call or between calls on all
-  // ranks alike.
+  // Saved state of this buffer, from which it goes on bit for bit. save() waits for a refresh in
+  // flight. load() must come before the first call or between calls, on all ranks alike (else they
+  // fail with MISMATCH at one of their next two calls). A residual in place is added to the buffer
+  // of the next call, which holds nothing but new gradient then. DATA when the bytes are damaged or
+  // of another buffer, rank or world; nothing is changed then.
   virtual Status save(std::vector<std::byte>* out) = 0;
   virtual Status load(const std::byte* data, size_t size) = 0;
   // Sum of |residual|, for the line that tells what an unregistration drops.
