@@ -213,7 +213,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, help="default: as many as the time has room for")
     parser.add_argument(
-        "--budget-s", type=float, default=500, help="time for the four runs (500 s)"
+        "--budget-s", type=float, default=440, help="time for the four runs (440 s)"
     )
     parser.add_argument("--lib", help="libscape_nccl.so to preload; default: the one of this tree")
     parser.add_argument("--out", default=".", metavar="FOLDER", help="where loss.png goes (.)")
