@@ -165,6 +165,27 @@ void note_dense(Registration& registration, const std::string& why) {
              why.c_str());
 }
 
+// The same for a range that may be a buffer's own: then the buffer counts it.
+void note_dense(Registration& registration, const HostComm& comm, size_t byte_offset, size_t bytes,
+                const std::string& why) {
+  std::shared_ptr<Buffer> exact;
+  {
+    const std::lock_guard lock(registration.mutex);
+    for (const auto& buffer : registration.buffers) {
+      if (buffer->comm_id == comm.id() &&
+          buffer->offset * registration.element_size() == byte_offset &&
+          buffer->count * registration.element_size() == bytes) {
+        exact = buffer;
+      }
+    }
+  }
+  if (exact == nullptr) {
+    note_dense(registration, why);
+  } else {
+    exact->masked->note_dense(why.c_str());
+  }
+}
+
 Status route_all_reduce(HostComm& comm, const void* send, const void* recv, size_t count,
                         DataType type, ReduceOp op, Route* out) {
   const std::string name = take_next_name();
@@ -181,7 +202,7 @@ Status route_all_reduce(HostComm& comm, const void* send, const void* recv, size
   }
   const size_t byte_offset = reinterpret_cast<uintptr_t>(address) - registration->base;
   if (std::string why = unfit(*registration, byte_offset, count, type, op); !why.empty()) {
-    note_dense(*registration, why);
+    note_dense(*registration, comm, byte_offset, count * plugin::size_of(type), why);
     return {};
   }
   const size_t offset = byte_offset / registration->element_size();
@@ -240,11 +261,9 @@ void drop_buffers_of(uint64_t comm_id) {
     }
     for (const auto& buffer : dropped) {
       const std::lock_guard busy(buffer->busy);
-      if (buffer->masked == nullptr) continue;
-      const scape_stats stats = buffer->masked->stats();
-      buffer->masked.reset();
+      buffer->dropped = true;
       const std::lock_guard lock(registration->mutex);
-      add_stats(stats, &registration->retired);
+      add_stats(buffer->masked->stats(), &registration->retired);
     }
   }
 }
@@ -260,10 +279,9 @@ double drop_buffers(Registration& registration) {
   scape_stats total = stats_of(registration);
   for (const auto& buffer : dropped) {
     const std::lock_guard busy(buffer->busy);
-    if (buffer->masked == nullptr) continue;
+    buffer->dropped = true;
     residual += buffer->masked->residual_l1();
     add_stats(buffer->masked->stats(), &total);
-    buffer->masked.reset();
   }
   const std::lock_guard lock(retired().mutex);
   add_stats(total, &retired().stats);
@@ -302,10 +320,8 @@ scape_stats stats_of(Registration& registration) {
     add_stats(registration.retired, &total);
     buffers = registration.buffers;
   }
-  for (const auto& buffer : buffers) {
-    const std::lock_guard busy(buffer->busy);
-    if (buffer->masked != nullptr) add_stats(buffer->masked->stats(), &total);
-  }
+  // Counters may be read during a call, so that a look at them waits for nobody.
+  for (const auto& buffer : buffers) add_stats(buffer->masked->stats(), &total);
   const uint64_t fallbacks = registration.fallbacks.load(std::memory_order_relaxed);
   total.intercepted_calls += registration.intercepted.load(std::memory_order_relaxed);
   total.dense_calls += fallbacks;

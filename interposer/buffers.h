@@ -20,7 +20,8 @@ struct Buffer {
   uint64_t comm_id = 0;
   std::shared_ptr<plugin::Communicator> communicator;
   std::shared_ptr<plugin::Refresher> refresher;  // outlives `masked`
-  std::unique_ptr<plugin::MaskedBuffer> masked;  // null once dropped
+  std::unique_ptr<plugin::MaskedBuffer> masked;
+  bool dropped = false;  // guarded by `busy`: unregistered, or its communicator is gone
   size_t offset = 0;
   size_t count = 0;
   std::string next_name;   // of scape_next(); empty for one that goes by its address

@@ -129,7 +129,7 @@ class Lane {
     std::unique_lock busy(buffer.busy, std::try_to_lock);
     if (!busy.owns_lock()) return false;
     ++next_;
-    if (buffer.masked == nullptr) {
+    if (buffer.dropped) {
       keep(error(SCAPE_ERR_USAGE, "registration \"%s\" was dropped while a call of it was pending",
                  call.route.name.c_str()));
       return true;

@@ -233,7 +233,7 @@ Status collect_state(std::vector<SavedBuffer>* out) {
     }
     for (const auto& buffer : buffers) {
       const std::lock_guard busy(buffer->busy);
-      if (buffer->masked == nullptr) continue;
+      if (buffer->dropped) continue;
       const plugin::BufferConfig& config = buffer->masked->config();
       SavedBuffer saved{config.name,
                         config.offset,
@@ -259,7 +259,7 @@ Status accept_state(std::vector<SavedBuffer> buffers) {
     for (const auto& registration : registry().all()) {
       const std::lock_guard lock(registration->mutex);
       for (const auto& buffer : registration->buffers) {
-        if (buffer->masked == nullptr || !same_buffer(saved, *buffer)) continue;
+        if (!same_buffer(saved, *buffer)) continue;
         lives = true;
         rank = buffer->communicator->rank();
         size = buffer->communicator->size();

@@ -43,7 +43,7 @@ Status with_buffer(const void* address, size_t count, Step&& step) {
   std::shared_ptr<Buffer> buffer;
   SCAPE_RETURN_IF_ERROR(find_buffer(address, count, &buffer));
   const std::lock_guard busy(buffer->busy);
-  if (buffer->masked == nullptr) {
+  if (buffer->dropped) {
     return error(SCAPE_ERR_NOT_FOUND, "the buffer at %p was unregistered meanwhile", address);
   }
   return step(*buffer->masked);
@@ -154,10 +154,9 @@ Status do_get_stats(const void* buffer, size_t count, scape_stats* out) {
       return error(SCAPE_ERR_NOT_FOUND, "%p is in no registered range", buffer);
     total = stats_of(*registration);
   } else {
-    SCAPE_RETURN_IF_ERROR(with_buffer(buffer, count, [&](plugin::MaskedBuffer& masked) -> Status {
-      total = masked.stats();
-      return {};
-    }));
+    std::shared_ptr<Buffer> found;
+    SCAPE_RETURN_IF_ERROR(find_buffer(buffer, count, &found));
+    total = found->masked->stats();
   }
   // A caller with an older, shorter structure gets what it has room for.
   total.size = size;

@@ -33,10 +33,11 @@ void print_markdown() {
       "warning with the nearest known one.\n\n"
       "| variable | type | range | default | meaning |\n|---|---|---|---|---|");
   for (const SettingRow& row : scape::settings_rows()) {
-    std::printf("| `%s` | %s | %s | %s | %s |\n", row.name.c_str(), row.type.c_str(),
-                cell(row.range).c_str(),
-                row.fallback.empty() ? "–" : ("`" + cell(row.fallback) + "`").c_str(),
-                cell(row.help).c_str());
+    std::printf(
+        "| `%s` | %s | %s | %s | %s |\n", row.name.c_str(), row.type.c_str(),
+        cell(row.range).c_str(),
+        row.fallback.empty() ? "–" : scape::format("`%s`", cell(row.fallback).c_str()).c_str(),
+        cell(row.help).c_str());
   }
 }
 
