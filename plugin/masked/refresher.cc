@@ -27,19 +27,12 @@ Refresher::Refresher(std::shared_ptr<Communicator> communicator)
     : communicator_(std::move(communicator)), owner_(::getpid()) {}
 
 Refresher::~Refresher() {
-  if (!in_owner_process()) {
-    // The thread and the state of the locks stayed in the parent.
-    (void)thread_.release();
-    (void)new std::shared_ptr<Communicator>(side_);
-    (void)new std::shared_ptr<Communicator>(communicator_);
-    return;
-  }
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
   }
   wake_.notify_all();
-  if (thread_) thread_->join();
+  if (thread_.joinable()) thread_.join();
 }
 
 bool Refresher::in_owner_process() const { return ::getpid() == owner_; }
@@ -61,10 +54,10 @@ Status Refresher::start_side_channel() {
 
 bool Refresher::side_channel_ready(Status* status) {
   std::lock_guard lock(mutex_);
-  if (!thread_ && failure_.ok()) {
+  if (!thread_.joinable() && failure_.ok()) {
     if (!side_work_->done()) return false;
     failure_ = side_work_->status();
-    if (failure_.ok()) thread_ = std::make_unique<std::thread>([this] { run(); });
+    if (failure_.ok()) thread_ = std::thread([this] { run(); });
   }
   *status = failure_;
   return true;
@@ -200,7 +193,11 @@ void Refresher::run() {
 }
 
 std::shared_ptr<Refresher> make_refresher(std::shared_ptr<Communicator> communicator) {
-  return std::make_shared<Refresher>(std::move(communicator));
+  // In a forked child it is left alone: the thread stayed in the parent, the locks may be held by
+  // it, and destroying a condition variable waits for those who wait on it.
+  return {new Refresher(std::move(communicator)), [](Refresher* refresher) {
+            if (refresher->in_owner_process()) delete refresher;
+          }};
 }
 
 }  // namespace scape::plugin

@@ -12,7 +12,7 @@
 //    be the same on all ranks. Several may be under way at once.
 //
 // Thread-safe. The destructor stops and joins the thread and waits for no peer. After fork() the
-// child must not use it; in the child the destructor leaves everything alone.
+// child must not use it, nor destroy it: make_refresher()'s pointer sees to that.
 #pragma once
 
 #include <sys/types.h>
@@ -122,7 +122,7 @@ class Refresher {
   WorkPtr side_work_;
   Status failure_;  // of the side channel; ends every job from then on
   bool stop_ = false;
-  std::unique_ptr<std::thread> thread_;
+  std::thread thread_;
 };
 
 }  // namespace scape::plugin
