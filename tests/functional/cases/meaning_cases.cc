@@ -356,8 +356,8 @@ RANKED_CASE(F20_groups, 2) {
   std::vector<std::vector<float>> registered(3, std::vector<float>(64)),
       plain(2, std::vector<float>(64));
   std::vector<Conservation> sums(3, Conservation(64));
-  for (size_t i = 0; i < 3; ++i)
-    add(registered[i].data(), 64, ("g" + std::to_string(i)).c_str(), 0.25);
+  const char* names[] = {"g0", "g1", "g2"};
+  for (size_t i = 0; i < 3; ++i) add(registered[i].data(), 64, names[i], 0.25);
   for (int step = 0; step < 6; ++step) {
     NCCL(ncclGroupStart());
     for (size_t i = 0; i < 3; ++i) {
