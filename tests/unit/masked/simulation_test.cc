@@ -56,7 +56,7 @@ std::string run_all(std::shared_ptr<Communicator> communicator) {
 
 class Simulated : public testing::TestWithParam<int> {};
 
-TEST_P(Simulated, IsWhatRealRanksCompute) { run_host_ranks(GetParam(), run_all, 120); }
+TEST_P(Simulated, IsWhatRealRanksCompute) { run_host_ranks(GetParam(), run_all, 400); }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Simulated, testing::Range(1, 6));
 
