@@ -17,7 +17,7 @@ if(SCAPE_WERROR)
 endif()
 if(SCAPE_SANITIZE)
   target_compile_options(scape_options INTERFACE
-    -fsanitize=${SCAPE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+    -fsanitize=${SCAPE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   target_link_options(scape_options INTERFACE -fsanitize=${SCAPE_SANITIZE})
 endif()
 

@@ -18,6 +18,8 @@
 #include <sstream>
 #include <thread>
 
+#include "tests/support/slowdown.h"
+
 extern "C" char** environ;
 
 namespace scape::cases {
@@ -37,7 +39,7 @@ std::string value_of(const char* name) {
 void wait_for_file(const std::string& path) {
   const auto start = Clock::now();
   while (::access(path.c_str(), F_OK) != 0) {
-    CHECK_SAYING(seconds_since(start) < 30, "waited for " + path);
+    CHECK_SAYING(seconds_since(start) < 30 * test::kSlowdown, "waited for " + path);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
@@ -180,7 +182,7 @@ std::vector<Outcome> run(const std::vector<Run>& runs) {
       int state = 0;
       bool killed = false;
       pid_t ended = ::waitpid(child.pid, &state, WNOHANG);
-      if (ended == 0 && seconds_since(begin) > runs[i].limit_s) {
+      if (ended == 0 && seconds_since(begin) > runs[i].limit_s * test::kSlowdown) {
         ::kill(-child.pid, SIGKILL);
         ended = ::waitpid(child.pid, &state, 0);
         killed = true;
