@@ -1,22 +1,13 @@
 #include "plugin/masked/mask_refresh.h"
 
-#include <chrono>
 #include <numeric>
 #include <utility>
 
+#include "base/clock.h"
 #include "kernels/kernels.h"
 #include "plugin/masked/mask_code.h"
 
 namespace scape::plugin {
-namespace {
-
-uint64_t now_ns() {
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                   std::chrono::steady_clock::now().time_since_epoch())
-                                   .count());
-}
-
-}  // namespace
 
 int scored_partition(scape_rule rule, int rank, uint64_t t, int ranks) {
   if (rule == SCAPE_RULE_PLAIN) return rank;

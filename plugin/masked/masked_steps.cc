@@ -1,0 +1,144 @@
+// The local steps after a call, and the flush.
+#include <algorithm>
+#include <cmath>
+#include <thread>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "plugin/masked/masked_buffer_impl.h"
+
+namespace scape::plugin {
+
+Status MaskedBufferImpl::adams_step(float* param, double lr, double weight_decay) {
+  const char* name = config_.name.c_str();
+  if (!fused_) {
+    return error(SCAPE_ERR_USAGE,
+                 "buffer '%s': scape_adams_step() is for the fused role, its role is %d", name,
+                 static_cast<int>(config_.role));
+  }
+  if (!failure_.ok()) return failure_;
+  if (phase_ != Phase::kIdle || !step_owed_) {
+    return error(SCAPE_ERR_USAGE,
+                 "buffer '%s': scape_adams_step() needs an all-reduce of it before", name);
+  }
+  if (param == nullptr && count_ > 0) {
+    return error(SCAPE_ERR_ARGUMENT, "buffer '%s': param is null", name);
+  }
+  if (!std::isfinite(lr) || !(lr * weight_decay >= 0 && lr * weight_decay < 1)) {
+    return error(
+        SCAPE_ERR_ARGUMENT,
+        "buffer '%s': lr is %g and weight_decay %g; lr must be finite and their product in [0, 1)",
+        name, lr, weight_decay);
+  }
+  const uint64_t began = now_ns();
+  state_.decay.push(lr, weight_decay);
+  if (!skipped_) {
+    kernels::StepParams params = step_params();
+    params.lr = static_cast<float>(lr);
+    const uint16_t oldest =
+        params.plain || ages_.empty() ? uint16_t{1} : *std::max_element(ages_.begin(), ages_.end());
+    const std::vector<float>& decay = state_.decay.table(oldest);
+    params.decay = decay.empty() ? nullptr : decay.data();
+    params.decay_size = static_cast<uint32_t>(decay.size());
+    ops_.adams_step(payload_.data(), state_.mask.data(), count_, params, state_.moment.data(),
+                    state_.last.data(), param);
+  }
+  // Where nothing is kept, a skipped gradient is dropped as well.
+  if (!skipped_ || always_dense_) clear_sent_residual();
+  step_owed_ = false;
+  if (!dense_at(state_.step + 1)) refresher_->submit(refresh_);
+  end_step();
+  const uint64_t ended = now_ns();
+  count_stats([&](scape_stats& stats) { stats.step_ns += ended - began; });
+  return Status::Ok();
+}
+
+Status MaskedBufferImpl::post_step(size_t offset, size_t length, const float* before, float* param,
+                                   double lr, double weight_decay) {
+  const char* name = config_.name.c_str();
+  if (config_.role != SCAPE_ROLE_GRADIENT_HOOKED) {
+    return error(SCAPE_ERR_USAGE,
+                 "buffer '%s': scape_post_step() is for the hooked gradient role, its role is %d",
+                 name, static_cast<int>(config_.role));
+  }
+  if (offset > count_ || length > count_ - offset) {
+    return error(SCAPE_ERR_ARGUMENT,
+                 "buffer '%s': elements %zu .. %zu + %zu are not within its %zu", name, offset,
+                 offset, length, count_);
+  }
+  if (length > 0 && (before == nullptr || param == nullptr)) {
+    return error(SCAPE_ERR_ARGUMENT, "buffer '%s': %s is null", name,
+                 before == nullptr ? "before" : "param");
+  }
+  if (phase_ != Phase::kIdle) return owed_or_running("scape_post_step()");
+  // Where all ages count as 1 every step has its right length already.
+  if (skipped_ || ages_.empty() || step_params().plain) return Status::Ok();
+
+  // The kernel wants masks that begin at a word: the mask of these elements, moved there.
+  const std::vector<uint64_t>& mask = state_.mask;
+  const size_t word = offset / 64, shift = offset % 64;
+  size_t first_age = ops_.count_bits(mask.data(), word);
+  if (shift != 0) {
+    const uint64_t low = mask[word] & ((uint64_t{1} << shift) - 1);
+    first_age += ops_.count_bits(&low, 1);
+  }
+  std::vector<uint64_t> moved(kernels::mask_words(length));
+  for (size_t w = 0; w < moved.size(); ++w) {
+    moved[w] = mask[word + w] >> shift;
+    if (shift != 0 && word + w + 1 < mask.size()) moved[w] |= mask[word + w + 1] << (64 - shift);
+  }
+  if (length % 64 != 0) moved.back() &= (uint64_t{1} << (length % 64)) - 1;
+  ops_.post_step(before, moved.data(), ages_.data() + first_age, length,
+                 static_cast<float>(1 - lr * weight_decay), static_cast<float>(config_.age_cap),
+                 param);
+  return Status::Ok();
+}
+
+Status MaskedBufferImpl::clear_masked(void* buffer) {
+  if (buffer == nullptr && count_ > 0) {
+    return error(SCAPE_ERR_ARGUMENT, "buffer '%s': buffer is null", config_.name.c_str());
+  }
+  if (phase_ != Phase::kIdle) return owed_or_running("scape_clear_masked()");
+  if (!in_place_ || always_dense_ || place_ == nullptr) {
+    // No residual in it: all of it is gradient.
+    std::fill_n(static_cast<std::byte*>(buffer), count_ * kernels::size_of(type_), std::byte{0});
+    return Status::Ok();
+  }
+  if (buffer != place_) {
+    return error(SCAPE_ERR_USAGE, "buffer '%s' keeps its residual in place at %p, not at %p",
+                 config_.name.c_str(), static_cast<void*>(place_), buffer);
+  }
+  if (!skipped_) clear_sent_residual();
+  return Status::Ok();
+}
+
+Status MaskedBufferImpl::flush(void* buffer, float* param, double lr, double weight_decay) {
+  if (always_dense_ || state_.step == 0) return owed_or_running("a flush");
+  if (fused_ && param == nullptr) {
+    return error(SCAPE_ERR_ARGUMENT, "buffer '%s': param is null", config_.name.c_str());
+  }
+  SCAPE_RETURN_IF_ERROR(begin({.send = in_place_ ? buffer : nullptr,
+                               .recv = buffer,
+                               .reduction = state_.reduction,
+                               .flush = true}));
+  while (!poll()) {
+    if (!communicator_->progress()) std::this_thread::yield();
+  }
+  SCAPE_RETURN_IF_ERROR(status_);
+  return fused_ ? adams_step(param, lr, weight_decay) : Status::Ok();
+}
+
+void MaskedBufferImpl::note_dense(const char* why) {
+  bool first;
+  {
+    std::lock_guard lock(stats_mutex_);
+    ++stats_.intercepted_calls;
+    ++stats_.dense_calls;
+    ++stats_.fallback_calls;
+    first = !std::exchange(noted_dense_, true);
+  }
+  if (first) SCAPE_WARN("buffer '%s' travels dense in this call: %s", config_.name.c_str(), why);
+}
+
+}  // namespace scape::plugin
