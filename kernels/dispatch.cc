@@ -42,15 +42,13 @@ std::vector<float> make_power_table(double beta1) {
 size_t select_scratch_bytes() { return size_t{1} << 20; }
 
 const std::vector<const Ops*>& available_ops() {
-  static const std::vector<const Ops*> available = [] {
-    std::vector<const Ops*> usable;
-    for (const CpuBackend& backend : cpu_backends()) {
-      if (backend.usable) usable.push_back(backend.ops);
-    }
-    usable.push_back(&scalar_ops());
+  // Never destroyed: used until the last moment.
+  static const auto* const available = [] {
+    auto* usable = new std::vector<const Ops*>(usable_cpu_ops());
+    usable->push_back(&scalar_ops());
     return usable;
   }();
-  return available;
+  return *available;
 }
 
 const Ops& ops() {

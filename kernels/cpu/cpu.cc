@@ -78,8 +78,10 @@ HWY_AFTER_NAMESPACE();
 
 namespace scape::kernels {
 
-std::vector<CpuBackend> cpu_backends() {
-  std::vector<CpuBackend> backends;
+// A target's table is asked for only where the CPU can run it: the code that fills it is compiled
+// for that target as well.
+std::vector<const Ops*> usable_cpu_ops() {
+  std::vector<const Ops*> usable;
 #if HWY_ARCH_X86
   // The compiler's detection covers the operating system's part (XCR0) as well.
   __builtin_cpu_init();
@@ -93,18 +95,18 @@ std::vector<CpuBackend> cpu_backends() {
                       SCAPE_CPU_HAS("avx512dq") && SCAPE_CPU_HAS("avx512bw");
 #undef SCAPE_CPU_HAS
 #if HWY_TARGETS & HWY_AVX3
-  backends.push_back({&N_AVX3::target_ops(), avx512});
+  if (avx512) usable.push_back(&N_AVX3::target_ops());
 #endif
 #if HWY_TARGETS & HWY_AVX2
-  backends.push_back({&N_AVX2::target_ops(), avx2});
+  if (avx2) usable.push_back(&N_AVX2::target_ops());
 #endif
 #if HWY_TARGETS & HWY_SSSE3
-  backends.push_back({&N_SSSE3::target_ops(), baseline});
+  if (baseline) usable.push_back(&N_SSSE3::target_ops());
 #endif
 #elif HWY_TARGETS & HWY_NEON
-  backends.push_back({&N_NEON::target_ops(), true});
+  usable.push_back(&N_NEON::target_ops());
 #endif
-  return backends;
+  return usable;
 }
 
 }  // namespace scape::kernels

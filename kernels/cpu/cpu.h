@@ -1,4 +1,4 @@
-// The SIMD backends that this build has, whether or not this CPU can run them.
+// The SIMD backends of this build.
 #pragma once
 
 #include <vector>
@@ -7,12 +7,7 @@
 
 namespace scape::kernels {
 
-struct CpuBackend {
-  const Ops* ops;
-  bool usable;  // this CPU and its operating system can run it
-};
-
-// Best first.
-std::vector<CpuBackend> cpu_backends();
+// Those that this CPU and its operating system can run, best first.
+std::vector<const Ops*> usable_cpu_ops();
 
 }  // namespace scape::kernels
