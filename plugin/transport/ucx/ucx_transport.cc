@@ -20,6 +20,34 @@ Status ucx_error(const char* what, ucs_status_t status) {
                ucs_status_string(status));
 }
 
+// What this thread keeps UCX from logging: lines of levels from `first` to `last`. For UCX a fatal
+// line is also the end of the process.
+struct Silence {
+  ucs_log_level_t first = UCS_LOG_LEVEL_LAST;
+  ucs_log_level_t last = UCS_LOG_LEVEL_LAST;
+};
+thread_local Silence silence;
+
+// Silences UCX in this thread for as long as it lives.
+class Silenced {
+ public:
+  Silenced(ucs_log_level_t first, ucs_log_level_t last) : before_(silence) {
+    silence = {first, last};
+  }
+  Silenced(const Silenced&) = delete;
+  Silenced& operator=(const Silenced&) = delete;
+  ~Silenced() { silence = before_; }
+
+ private:
+  const Silence before_;
+};
+
+ucs_log_func_rc_t filter_log(const char*, unsigned, const char*, ucs_log_level_t level,
+                             const ucs_log_component_config_t*, const char*, va_list) {
+  return level >= silence.first && level <= silence.last ? UCS_LOG_FUNC_RC_STOP
+                                                         : UCS_LOG_FUNC_RC_CONTINUE;
+}
+
 // A UCP context costs milliseconds and several descriptors, so the transports of a process that are
 // made alike share one for as long as any of them lives.
 class Context {
@@ -30,6 +58,9 @@ class Context {
     std::lock_guard<std::mutex> lock(*mutex);
     *out = contexts[wakeup].lock();
     if (*out != nullptr) return Status::Ok();
+    // Once and for good: handlers are a list that UCX does not lock, and this module stays loaded.
+    static const bool filtering = (ucs_log_push_handler(&filter_log), true);
+    static_cast<void>(filtering);
     auto made = std::make_shared<Context>();
     SCAPE_RETURN_IF_ERROR(made->init(wakeup));
     contexts[wakeup] = made;
@@ -71,9 +102,9 @@ class UcxTransport final : public Transport {
     if (worker_ == nullptr) return;
     // After a failure messages are left that nobody will take: no news, and no warnings.
     const bool quiet = in_flight_ > 0 || abandoned_;
-    if (quiet) ucs_log_push_handler(&UcxTransport::drop_warnings);
+    const Silenced scope(UCS_LOG_LEVEL_FATAL,
+                         quiet ? UCS_LOG_LEVEL_TRACE_POLL : UCS_LOG_LEVEL_FATAL);
     ucp_worker_destroy(worker_);
-    if (quiet) ucs_log_pop_handler();
   }
 
   Status init(const TransportOptions& options) {
@@ -128,8 +159,11 @@ class UcxTransport final : public Transport {
     operation->handle = request;
   }
 
-  void recv(int /*peer*/, uint64_t tag, void* data, size_t bytes, Operation* operation) override {
+  void recv(int peer, uint64_t tag, void* data, size_t bytes, Operation* operation) override {
     begin(operation);
+    // An endpoint that UCX made by itself for a peer's messages is freed when the peer dies, while
+    // messages that name it are still in memory. One that was asked for stays.
+    if (endpoint_to(peer) == nullptr) return end(operation, Outcome::kFailed);
     ucp_request_param_t param{};
     // Without immediate completion the length always comes through the callback; UCX 1.13 leaves it
     // out of recv_info for messages that are there already.
@@ -147,7 +181,7 @@ class UcxTransport final : public Transport {
   }
 
   Operation* progress(bool* moved) override {
-    *moved = ucp_worker_progress(worker_) != 0;
+    *moved = worker_progress();
     Operation* ended = ended_;
     ended_ = nullptr;
     return ended;
@@ -166,7 +200,7 @@ class UcxTransport final : public Transport {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
     while (ucp_request_check_status(request) == UCS_INPROGRESS &&
            std::chrono::steady_clock::now() < deadline) {
-      if (ucp_worker_progress(worker_) == 0) ::poll(nullptr, 0, 0);
+      if (!worker_progress()) ::poll(nullptr, 0, 0);
     }
     ucp_request_free(request);
   }
@@ -176,6 +210,14 @@ class UcxTransport final : public Transport {
   TransportCounters counters() const override { return counters_; }
 
  private:
+  // UCX copies large messages out of the sender's memory. Where that process is gone it logs a
+  // fatal line, which would end this one too; kept back, the operation fails as it should. Its own
+  // remedy, the error handling mode for peers, gives these copies up (UCX 1.13).
+  bool worker_progress() {
+    const Silenced scope(UCS_LOG_LEVEL_FATAL, UCS_LOG_LEVEL_FATAL);
+    return ucp_worker_progress(worker_) != 0;
+  }
+
   void begin(Operation* operation) {
     operation->outcome = Outcome::kPending;
     operation->received = 0;
@@ -202,11 +244,6 @@ class UcxTransport final : public Transport {
                    : status == UCS_ERR_MESSAGE_TRUNCATED ? Outcome::kTruncated
                    : status == UCS_ERR_CANCELED          ? Outcome::kCancelled
                                                          : Outcome::kFailed);
-  }
-
-  static ucs_log_func_rc_t drop_warnings(const char*, unsigned, const char*, ucs_log_level_t level,
-                                         const ucs_log_component_config_t*, const char*, va_list) {
-    return level >= UCS_LOG_LEVEL_WARN ? UCS_LOG_FUNC_RC_STOP : UCS_LOG_FUNC_RC_CONTINUE;
   }
 
   static void on_sent(void* request, ucs_status_t status, void* user_data) {

@@ -1,0 +1,115 @@
+// The transport by itself: what it does when its peer is gone.
+#include "plugin/transport/transport.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/support/run_ranks.h"
+#include "tests/unit/plugin/testing.h"
+
+namespace scape::plugin {
+namespace {
+
+using scape::test::run_ranks;
+using scape::test::text_of;
+
+// What two processes tell each other beside the transport.
+struct Board {
+  std::atomic<size_t> bytes[2];
+  std::byte address[2][8192];
+  std::atomic<bool> posted;
+  std::atomic<pid_t> sender;
+};
+
+Board* make_board() {
+  void* memory =
+      ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  return memory == MAP_FAILED ? nullptr : new (memory) Board{};
+}
+
+std::string connect(Board& board, int rank, std::unique_ptr<Transport>* out) {
+  SCAPE_RANK_OK(make_transport({.wakeup = false, .ranks = 2}, out));
+  std::vector<std::byte> own;
+  SCAPE_RANK_OK((*out)->address(&own));
+  SCAPE_RANK_EXPECT(own.size() <= sizeof board.address[0]);
+  std::copy(own.begin(), own.end(), board.address[rank]);
+  board.bytes[rank] = own.size();
+  while (board.bytes[1 - rank] == 0) ::poll(nullptr, 0, 1);
+  std::vector<std::vector<std::byte>> addresses(2);
+  for (int r = 0; r < 2; ++r) {
+    addresses[static_cast<size_t>(r)].assign(board.address[r], board.address[r] + board.bytes[r]);
+  }
+  SCAPE_RANK_OK((*out)->connect(addresses));
+  return "";
+}
+
+// Drives the transport until the operation is over, for at most five seconds.
+void finish(Transport& transport, const Operation& operation) {
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  bool moved = false;
+  while (operation.outcome == Outcome::kPending && std::chrono::steady_clock::now() < limit) {
+    transport.progress(&moved);
+  }
+}
+
+// Large messages stay in the sender's memory until they are received. Where the sender is dead by
+// then the receives fail; the receiver lives on, and can end its transport.
+TEST(Transport, AMessageOfADeadPeerFailsAndHarmsNothing) {
+  constexpr size_t kBytes = size_t{8} << 20;
+  Board* const board = make_board();
+  ASSERT_NE(board, nullptr);
+  const auto results = run_ranks(2, [&](int rank, int) -> std::string {
+    std::unique_ptr<Transport> transport;
+    if (std::string problem = connect(*board, rank, &transport); !problem.empty()) return problem;
+    std::vector<char> data(kBytes);
+    std::vector<Operation> operations(3);
+    // Large ones to and fro first, so that the two know each other's ways.
+    for (const int sender : {0, 1}) {
+      operations[0] = {};
+      if (rank == sender) {
+        transport->send(1 - rank, 1, data.data(), kBytes, &operations[0]);
+      } else {
+        transport->recv(1 - rank, 1, data.data(), kBytes, &operations[0]);
+      }
+      finish(*transport, operations[0]);
+      SCAPE_RANK_EXPECT(operations[0].outcome == Outcome::kDone);
+    }
+    if (rank == 1) {
+      board->sender = ::getpid();
+      transport->send(0, 2, data.data(), kBytes, &operations[1]);
+      transport->send(0, 3, data.data(), kBytes, &operations[2]);
+      bool moved = false;
+      for (int i = 0; i < 1000; ++i) transport->progress(&moved);
+      board->posted = true;
+      while (true) ::pause();
+    }
+    while (!board->posted) ::poll(nullptr, 0, 1);
+    ::kill(board->sender, SIGKILL);
+    // Until the parent has waited for it, it is a zombie, whose memory is gone as well.
+    ::poll(nullptr, 0, 100);
+    for (const size_t i : {1, 2}) {
+      transport->recv(1, 1 + i, data.data(), kBytes, &operations[i]);
+      finish(*transport, operations[i]);
+      SCAPE_RANK_EXPECT(operations[i].outcome == Outcome::kFailed);
+    }
+    transport->abandon();
+    transport.reset();
+    return "";
+  });
+  EXPECT_TRUE(results[0].ended && results[0].text.empty() && results[0].signal == 0)
+      << text_of(results);
+  EXPECT_EQ(results[1].signal, SIGKILL);
+  ::munmap(board, sizeof *board);
+}
+
+}  // namespace
+}  // namespace scape::plugin
