@@ -12,7 +12,7 @@ namespace scape::plugin {
 namespace {
 
 constexpr char kMagic[8] = {'S', 'C', 'A', 'P', 'E', 'b', 'u', 'f'};
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 
 // The saved form is the header, then the arrays in the order of BufferState, then the CRC of all
 // before it.
@@ -118,7 +118,7 @@ Status check_sizes(const StateOwner& owner, const Header& header) {
   const bool fits = none_or(header.moment, owner.count) && none_or(header.last, owner.count) &&
                     none_or(header.residual, owner.count) && none_or(header.mask, words) &&
                     none_or(header.before, words) && none_or(header.next, words) &&
-                    header.decay <= DecayTable::kLongest + 1 && header.restamp_at <= owner.count;
+                    header.decay <= DecayTable::kLongest && header.restamp_at <= owner.count;
   return fits ? Status::Ok() : damaged(owner, "an array has an impossible size");
 }
 

@@ -1,5 +1,6 @@
 // Weight decay of elements that waited: the product of (1 - lr * lambda) over the steps since an
-// element was last exchanged, from a running logarithm with one entry a step.
+// element was last exchanged. Products are made one by one, from the newest step back, instead of
+// with exp() and log(): every C library rounds a product alike, and what comes of it is replicated.
 #pragma once
 
 #include <cstddef>
@@ -16,19 +17,20 @@ class DecayTable {
   // One step's factor 1 - lr * weight_decay, which must be in (0, 1].
   void push(double lr, double weight_decay);
 
-  // table[a]: the product over the last a steps, for a = 0 .. longest (at most kLongest). Empty
-  // while there has never been any decay: every product is 1. Valid until the next call.
+  // table[a]: the product over the last a steps, for a = 0 .. longest (at most kLongest), in double
+  // and rounded once. Empty while there has never been any decay: every product is 1. Valid until
+  // the next call.
   const std::vector<float>& table(size_t longest);
 
-  // For saved state: running logarithms, oldest first, and the reverse.
+  // For saved state: the factors, oldest first, and the reverse.
   std::vector<double> history() const;
   void restore(const std::vector<double>& history);
 
  private:
-  // Running sum of logarithms after the step `back` steps ago; 0 before there was any decay.
-  double sum_at(size_t back) const;
+  // The factor of the step `back` steps ago; 1 before there was any decay.
+  double factor_at(size_t back) const;
 
-  std::vector<double> sums_;  // a ring once it holds kLongest + 1 entries
+  std::vector<double> factors_;  // a ring once it holds kLongest entries
   size_t newest_ = 0;
   std::vector<float> table_;
 };

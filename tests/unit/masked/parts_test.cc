@@ -149,6 +149,16 @@ TEST(DecayTable, HoldsTheProductOverEachAgeForAsLongAsAgesGo) {
   }
 }
 
+TEST(DecayTable, HoldsProductsThatNoLibraryFunctionRounds) {
+  DecayTable decay;
+  double product = 1;
+  for (int step = 0; step < 1000; ++step) decay.push(1e-3, 0.1);
+  const std::vector<float> table = decay.table(1000);
+  for (size_t age = 0; age <= 1000; ++age, product *= 1 - 1e-3 * 0.1) {
+    ASSERT_EQ(table[age], static_cast<float>(product)) << age;
+  }
+}
+
 TEST(DecayTable, GoesOnFromItsHistory) {
   DecayTable decay, again;
   for (int step = 0; step < 33000; ++step) decay.push(1e-3, 0.1);

@@ -160,7 +160,7 @@ void Simulation::step(const std::vector<std::vector<float>>& inputs,
   const float beta2 = static_cast<float>(config_.beta2);
   const bool dense = flush || plain_dense_ || sparsity() == 0;
   const bool in_place = config_.residual == SCAPE_RESIDUAL_IN_PLACE;
-  decay_.push_back((decay_.empty() ? 0 : decay_.back()) + std::log1p(-lr * weight_decay));
+  decay_.push_back(1 - lr * weight_decay);
   mask = dense || next_.empty() ? std::vector<bool>(n_, true) : next_;
   for (size_t j = 0; j < n_; ++j) {
     ages[j] = plain_dense_ ? 1 : static_cast<uint16_t>(static_cast<int64_t>(t) - last_[j]);
@@ -252,10 +252,10 @@ void Simulation::step(const std::vector<std::vector<float>>& inputs,
       const float v = beta2 * (prior * prior) + (1.0f - beta2) * (gradient * gradient);
       const float rate =
           static_cast<float>(lr) * std::min(tau, static_cast<float>(config_.age_cap));
-      // Products over the steps last + 1 .. t; without any decay so far they are exactly 1.
-      const uint64_t before = t + 1 - age;
-      const double earlier = before == 0 ? 0 : decay_[before - 1];
-      const float kept = static_cast<float>(std::exp(decay_[t] - earlier));
+      // Over the steps last + 1 .. t, the newest first.
+      double product = 1;
+      for (uint64_t x = t + 1; x > t + 1 - age; --x) product *= decay_[x - 1];
+      const float kept = static_cast<float>(product);
       (*param)[j] =
           kept * (*param)[j] - rate * b / (std::sqrt(v) + static_cast<float>(config_.eps));
     }

@@ -54,7 +54,7 @@ class Simulation {
   std::vector<bool> next_;
   std::vector<bool> applied_;  // mask of the last step that was no skip
   std::vector<bool> flag_;     // by rank
-  std::vector<double> decay_;  // running logarithm after each step
+  std::vector<double> decay_;  // 1 - lr * weight decay of each step
   size_t sweep_ = 0;
   bool clean_ = true;  // no residual is left from a skipped dense step
 };
