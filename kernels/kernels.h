@@ -98,8 +98,9 @@ struct Ops {
                       const StepParams& params, Type type, void* out, float* m, uint16_t* last);
   // out[j] = payload on the mask, 0 off it.
   void (*expand)(Type type, const float* payload, const uint64_t* mask, size_t n, void* out);
-  // Hooked role after the optimizer: on the mask, param = before * d + min(age, cap) * (param -
-  // before * d) with d = 1 - lr * weight decay; ages as gather_ages gave them, in index order.
+  // Hooked role after the optimizer, with d = 1 - lr * weight decay. On the mask, where steps =
+  // min(age, cap) is not 1: param = before * d + steps * (param - before * d); ages as gather_ages
+  // gave them, in index order. Off the mask: param = before * d.
   void (*post_step)(const float* before, const uint64_t* mask, const uint16_t* ages, size_t n,
                     float decay, float age_cap, float* param);
 

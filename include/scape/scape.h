@@ -244,8 +244,11 @@ SCAPE_FUNCTION(scape_status, scape_adams_step, SCAPE_ERR_INACTIVE,
                (buffer, count, param, lr, weight_decay, stream))
 
 /* Hooked gradient role, after the optimizer's step: multiplies the change of each masked parameter,
- * weight decay apart, by min(age, age_cap). `before` and `param` hold the parameters of elements
- * offset .. offset + length of the buffer, before and after the optimizer's step. */
+ * weight decay apart, by min(age, age_cap), and sets the others to before * (1 - lr * weight_decay):
+ * rounding leaves traces of m in the optimizer, which its division by sqrt(v) would make steps of.
+ * `before` and `param` hold the parameters of elements offset .. offset + length of the buffer, before
+ * and after the optimizer's step; lr and weight_decay are that step's (decoupled, as AdamW's). After a
+ * dense or a skipped call it changes nothing. */
 SCAPE_FUNCTION(scape_status, scape_post_step, SCAPE_ERR_INACTIVE,
                (void* buffer, size_t count, size_t offset, size_t length, const float* before, float* param,
                 double lr, double weight_decay, void* stream),

@@ -153,10 +153,12 @@ inline void adams_element(float u, uint16_t age, const StepParams& params, float
 // optimizer's moment zero.
 inline float leaving_factor(float beta1) { return -(beta1 / (1.0f - beta1)); }
 
+// A step that is one step long stays the optimizer's to the bit.
 inline float post_step_element(float before, uint16_t age, float decay, float age_cap,
                                float after) {
   const float decayed = before * decay;
-  return decayed + std::min(static_cast<float>(age), age_cap) * (after - decayed);
+  const float steps = std::min(static_cast<float>(age), age_cap);
+  return steps == 1.0f ? after : decayed + steps * (after - decayed);
 }
 
 inline void encode_bf16_element(float u, uint16_t age, const PowerTable& powers, uint16_t* encoded,

@@ -129,9 +129,10 @@ void expand(Type type, const float* payload, const uint64_t* mask, size_t n, voi
 
 void post_step(const float* before, const uint64_t* mask, const uint16_t* ages, size_t n,
                float decay, float age_cap, float* param) {
-  for_each_masked(mask, n, [&](size_t j) {
-    param[j] = post_step_element(before[j], *ages++, decay, age_cap, param[j]);
-  });
+  for (size_t j = 0; j < n; ++j) {
+    param[j] = is_masked(mask, j) ? post_step_element(before[j], *ages++, decay, age_cap, param[j])
+                                  : before[j] * decay;
+  }
 }
 
 // ---- score and select ----

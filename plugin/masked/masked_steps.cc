@@ -72,8 +72,9 @@ Status MaskedBufferImpl::post_step(size_t offset, size_t length, const float* be
                  before == nullptr ? "before" : "param");
   }
   if (phase_ != Phase::kIdle) return owed_or_running("scape_post_step()");
-  // Where all ages count as 1 every step has its right length already.
-  if (skipped_ || ages_.empty() || step_params().plain) return Status::Ok();
+  // A dense step has its right length already, and nothing is off its mask.
+  if (skipped_ || ages_.empty()) return Status::Ok();
+  const float age_cap = step_params().plain ? 1.0f : static_cast<float>(config_.age_cap);
 
   // The kernel wants masks that begin at a word: the mask of these elements, moved there.
   const std::vector<uint64_t>& mask = state_.mask;
@@ -90,8 +91,7 @@ Status MaskedBufferImpl::post_step(size_t offset, size_t length, const float* be
   }
   if (length % 64 != 0) moved.back() &= (uint64_t{1} << (length % 64)) - 1;
   ops_.post_step(before, moved.data(), ages_.data() + first_age, length,
-                 static_cast<float>(1 - lr * weight_decay), static_cast<float>(config_.age_cap),
-                 param);
+                 static_cast<float>(1 - lr * weight_decay), age_cap, param);
   return Status::Ok();
 }
 

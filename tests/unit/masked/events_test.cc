@@ -609,7 +609,7 @@ TEST(Numbers, AnEmptyBufferGoesThrough) {
   }
 }
 
-TEST(HookedRole, PostStepScalesTheChangeOfMaskedParametersByTheirAge) {
+TEST(HookedRole, PostStepScalesTheChangeOfMaskedParametersByTheirAgeAndHoldsTheOthers) {
   const size_t n = 333;
   const auto ranks = make_ranks(2);
   const auto buffers = make_buffers(ranks, at_once(0.9, SCAPE_ROLE_GRADIENT_HOOKED), n);
@@ -636,9 +636,9 @@ TEST(HookedRole, PostStepScalesTheChangeOfMaskedParametersByTheirAge) {
   for (size_t j = 0; j < n; ++j) {
     const bool masked = (mask[j / 64] >> (j % 64)) & 1;
     const float decayed = before[j] * 0.75f;
-    const float expected =
-        masked ? decayed + static_cast<float>(ages[j]) * (after[j] - decayed) : after[j];
-    EXPECT_FLOAT_EQ(whole[j], expected) << j;
+    const float scaled_step = decayed + static_cast<float>(ages[j]) * (after[j] - decayed);
+    const float expected = !masked ? decayed : ages[j] == 1 ? after[j] : scaled_step;
+    EXPECT_EQ(whole[j], expected) << j;
     scaled += masked && ages[j] > 1;
   }
   EXPECT_GT(scaled, 0u);
