@@ -487,6 +487,7 @@ Status check_id(const ncclUniqueId& id) {
 
 Status make_id(ncclUniqueId* id) {
   SCAPE_RETURN_IF_ERROR(check_pointer(id, "uniqueId"));
+  SCAPE_RETURN_IF_ERROR(check_process());
   plugin::UniqueId made;
   SCAPE_RETURN_IF_ERROR(plugin::make_unique_id(&made));
   std::memcpy(id->internal, made.bytes.data(), sizeof id->internal);

@@ -27,6 +27,7 @@ constinit std::atomic<bool> exiting{false};
 constinit std::atomic<int> inside{0};
 
 void stop_waiters() {
+  if (!check_process().ok()) return;  // a forked child: those who wait are in the parent
   exiting.store(true);
   const auto deadline = Clock::now() + std::chrono::seconds(1);
   while (inside.load() != 0 && Clock::now() < deadline)

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -9,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <string_view>
 
 #include "base/log.h"
@@ -21,8 +23,9 @@ namespace {
 constinit thread_local char last_error_text[1024] = "";
 
 constinit std::atomic<pid_t> owner{0};
-// Set in children that were forked after this process became the owner.
-constinit std::atomic<bool> forked{false};
+// Where the owner finds 1, and children of it that have memory of their own find 0. Null while
+// there is no owner.
+constinit std::atomic<std::atomic<uint32_t>*> owner_mark{nullptr};
 constinit std::atomic<bool> caller_knows_timeout{false};
 constinit std::atomic<bool> first_use_over{false};
 
@@ -66,12 +69,25 @@ const char* last_error() { return last_error_text; }
 void claim_process() {
   pid_t nobody = 0;
   if (!owner.compare_exchange_strong(nobody, ::getpid(), std::memory_order_relaxed)) return;
-  ::pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
+  // The kernel itself wipes such a page in a child, however that was made. Kernels that cannot do
+  // so leave it to the handler, which fork() runs and _Fork() and a bare clone() do not.
+  constexpr size_t kPage = 4096;
+  static std::atomic<uint32_t> handled_only;
+  std::atomic<uint32_t>* mark = &handled_only;
+  void* page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page != MAP_FAILED) {
+    ::madvise(page, kPage, MADV_WIPEONFORK);
+    mark = new (page) std::atomic<uint32_t>;
+  }
+  mark->store(1, std::memory_order_relaxed);
+  owner_mark.store(mark, std::memory_order_release);
+  ::pthread_atfork(nullptr, nullptr, [] { owner_mark.load()->store(0); });
 }
 
 Status check_process() {
-  // Every hooked call asks: a load costs nothing beside the system call that getpid() is.
-  if (!forked.load(std::memory_order_relaxed)) return {};
+  // Every hooked call asks: two loads cost nothing beside the system call that getpid() is.
+  const std::atomic<uint32_t>* mark = owner_mark.load(std::memory_order_acquire);
+  if (mark == nullptr || mark->load(std::memory_order_relaxed) != 0) return {};
   const pid_t claimed = owner.load(std::memory_order_relaxed);
   return error(
       SCAPE_ERR_USAGE,

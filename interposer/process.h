@@ -24,8 +24,10 @@ Status begin_use();
 void set_last_error(const char* message);
 const char* last_error();
 
-// Remembers this process as the owner of communicators and registrations. In a child made by fork
-// they are refused without touching a lock that another thread of the parent may have held.
+// Remembers this process as the owner of communicators and registrations. In a child they are
+// refused without touching a lock that another thread of the parent may have held: in every child
+// with memory of its own, where the kernel has MADV_WIPEONFORK (Linux 4.14), else in those that
+// fork() made.
 void claim_process();
 Status check_process();
 
