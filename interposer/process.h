@@ -9,6 +9,7 @@
 #include <new>
 #include <string>
 
+#include "base/float_environment.h"
 #include "base/status.h"
 #include "interposer/nccl_api.h"
 
@@ -48,8 +49,9 @@ const LoadedObject& own_object();
 nccl::ncclResult_t to_nccl(scape_status code);
 void note_caller_version(unsigned version);
 
-// Runs `body`, a callable that gives a Status, on behalf of the C function `name`: no exception
-// leaves it, and an error becomes the thread's last error and a log line.
+// Runs `body`, a callable that gives a Status, on behalf of the C function `name`: in the default
+// floating-point environment whatever the caller's is; no exception leaves it, and an error becomes
+// the thread's last error and a log line.
 template <typename Body>
 scape_status guarded(const char* name, Body&& body);
 
@@ -58,6 +60,7 @@ void report(const char* name, const Status& status);
 
 template <typename Body>
 scape_status guarded(const char* name, Body&& body) {
+  const DefaultFloatEnvironment as_defined;
   try {
     const Status status = body();
     if (status.ok()) return SCAPE_OK;

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "base/float_environment.h"
 #include "base/settings.h"
 #include "plugin/masked/masked_buffer.h"
 
@@ -162,6 +163,7 @@ void Refresher::fail(const Status& why) {
 }
 
 void Refresher::run() {
+  const DefaultFloatEnvironment as_defined;  // the thread that started this one may have another
   std::chrono::steady_clock::time_point leave = std::chrono::steady_clock::time_point::max();
   for (;;) {
     std::shared_ptr<SideJob> next;
