@@ -545,7 +545,9 @@ Status CommInitRankScalable(ncclComm_t* comm, int nranks, int rank, int ids_coun
   }
   for (int i = 0; i < ids_count; ++i) SCAPE_RETURN_IF_ERROR(check_id(ids[i]));
   // All ranks pass the same ids in the same order, and one meeting place is enough on hosts.
-  return init_rank(comm, nranks, ids[0], rank, config);
+  SCAPE_RETURN_IF_ERROR(init_rank(comm, nranks, ids[0], rank, config));
+  for (int i = 1; i < ids_count; ++i) plugin::drop_unique_id(to_plugin(ids[i]));
+  return {};
 }
 
 Status CommInitAll(ncclComm_t* comms, int ndev, const int* devlist) {

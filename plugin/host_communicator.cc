@@ -872,6 +872,11 @@ bool is_host_unique_id(const UniqueId& id) {
   return Invitation::decode(id.bytes, &invitation);
 }
 
+void drop_unique_id(const UniqueId& id) {
+  Invitation invitation;
+  if (Invitation::decode(id.bytes, &invitation)) leave_root(invitation.cookie, true);
+}
+
 Status create_communicator(const UniqueId& id, int rank, int size,
                            std::shared_ptr<Communicator>* out) {
   SCAPE_RETURN_IF_ERROR(settings_status());

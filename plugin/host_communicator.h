@@ -24,6 +24,9 @@ Status make_unique_id(UniqueId* id);
 // True when the bytes are a Scape host-mode id (and not a real NCCL's).
 bool is_host_unique_id(const UniqueId& id);
 
+// Ends the meeting place of an id that no rank will use, where this process made it.
+void drop_unique_id(const UniqueId& id);
+
 // Blocking and collective: meets the other ranks at the id and connects the transport. Errors (a
 // rank twice, other world sizes, other transports, a used id, nobody there in time) are reported on
 // every rank that came. A single rank needs nobody and opens no socket.
