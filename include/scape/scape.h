@@ -261,7 +261,9 @@ SCAPE_FUNCTION(scape_status, scape_clear_masked, SCAPE_ERR_INACTIVE, (void* buff
 
 /* Collective over the buffer's communicator: one dense step that sends every residual and, in the fused
  * role, applies it and the pending weight decay to param. In the other roles param is NULL and the
- * result is written to the buffer. */
+ * result is written to the buffer. Before the first call of the buffer, and where it is always dense
+ * (sparsity 0, one rank), nothing waits: buffer and param stay as they are, and no rank is waited
+ * for. */
 SCAPE_FUNCTION(scape_status, scape_flush, SCAPE_ERR_INACTIVE,
                (void* buffer, size_t count, float* param, double lr, double weight_decay, void* stream),
                (buffer, count, param, lr, weight_decay, stream))
