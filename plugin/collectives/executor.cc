@@ -187,9 +187,10 @@ void Executor::handle(Operation* operation) {
         "%s: rank %d expected %zu bytes from rank %d, which sent more; let both give one count",
         run->name_.c_str(), run->schedule_->rank, step.amount, step.peer);
   } else {
-    trouble_ =
-        error(SCAPE_ERR_REMOTE, "%s: the transport could not %s rank %d; see whether it is alive",
-              run->name_.c_str(), received ? "receive from" : "send to", step.peer);
+    trouble_ = error(SCAPE_ERR_REMOTE,
+                     "%s: the transport could not %s rank %d; see whether it is alive, and runs as "
+                     "the same user where it is on this host (or set UCX_TLS=^cma)",
+                     run->name_.c_str(), received ? "receive from" : "send to", step.peer);
   }
 }
 

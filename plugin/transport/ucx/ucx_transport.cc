@@ -3,13 +3,22 @@
 // The only code that links libucp. The user's UCX_* settings hold; nothing here writes the
 // environment.
 #include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/statvfs.h>
 #include <ucp/api/ucp.h>
 #include <ucs/debug/log_def.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <new>
+#include <utility>
 
+#include "base/log.h"
 #include "plugin/transport/transport.h"
 
 namespace scape::plugin {
@@ -52,18 +61,20 @@ ucs_log_func_rc_t filter_log(const char*, unsigned, const char*, ucs_log_level_t
 // made alike share one for as long as any of them lives.
 class Context {
  public:
-  static Status get(bool wakeup, std::shared_ptr<Context>* out) {
+  // `posix`: memory in /dev/shm may be used.
+  static Status get(bool wakeup, bool posix, std::shared_ptr<Context>* out) {
     static std::mutex* const mutex = new std::mutex;  // never destroyed: used until the last moment
-    static auto* const contexts = new std::weak_ptr<Context>[2];
+    static auto* const contexts = new std::weak_ptr<Context>[4];
+    std::weak_ptr<Context>& kept = contexts[2 * wakeup + posix];
     std::lock_guard<std::mutex> lock(*mutex);
-    *out = contexts[wakeup].lock();
+    *out = kept.lock();
     if (*out != nullptr) return Status::Ok();
     // Once and for good: handlers are a list that UCX does not lock, and this module stays loaded.
     static const bool filtering = (ucs_log_push_handler(&filter_log), true);
     static_cast<void>(filtering);
     auto made = std::make_shared<Context>();
-    SCAPE_RETURN_IF_ERROR(made->init(wakeup));
-    contexts[wakeup] = made;
+    SCAPE_RETURN_IF_ERROR(made->init(wakeup, posix));
+    kept = made;
     *out = std::move(made);
     return Status::Ok();
   }
@@ -74,10 +85,17 @@ class Context {
   ucp_context_h handle() const { return handle_; }
 
  private:
-  Status init(bool wakeup) {
+  Status init(bool wakeup, bool posix) {
     ucp_config_t* config = nullptr;
     if (const ucs_status_t status = ucp_config_read(nullptr, nullptr, &config); status != UCS_OK) {
       return ucx_error("reading the UCX_* settings", status);
+    }
+    if (!posix) {
+      if (const ucs_status_t status = ucp_config_modify(config, "TLS", "^posix");
+          status != UCS_OK) {
+        ucp_config_release(config);
+        return ucx_error("leaving out shared memory in /dev/shm", status);
+      }
     }
     ucp_params_t params{};
     params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED;
@@ -108,16 +126,9 @@ class UcxTransport final : public Transport {
   }
 
   Status init(const TransportOptions& options) {
-    SCAPE_RETURN_IF_ERROR(Context::get(options.wakeup, &context_));
-    ucp_worker_params_t params{};
-    params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-    params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-    ucs_status_t status = ucp_worker_create(context_->handle(), &params, &worker_);
-    if (status != UCS_OK) {
-      worker_ = nullptr;
-      return ucx_error("ucp_worker_create", status);
-    }
-    status = ucp_worker_get_address(worker_, &address_, &address_bytes_);
+    SCAPE_RETURN_IF_ERROR(check_descriptors());
+    SCAPE_RETURN_IF_ERROR(make_worker(options));
+    ucs_status_t status = ucp_worker_get_address(worker_, &address_, &address_bytes_);
     if (status != UCS_OK) {
       address_ = nullptr;
       return ucx_error("ucp_worker_get_address", status);
@@ -210,6 +221,68 @@ class UcxTransport final : public Transport {
   TransportCounters counters() const override { return counters_; }
 
  private:
+  // UCX aborts where it runs out of descriptors in the middle of making a worker.
+  static Status check_descriptors() {
+    constexpr int kNeeded = 24;
+    int taken[kNeeded];
+    int count = 0;
+    while (count < kNeeded && (taken[count] = ::eventfd(0, EFD_CLOEXEC)) >= 0) ++count;
+    const int reason = errno;
+    for (int i = 0; i < count; ++i) ::close(taken[i]);
+    if (count == kNeeded) return Status::Ok();
+    return error(SCAPE_ERR_SYSTEM,
+                 "ucx: a communicator needs up to %d more file descriptors, and %d are left (%s); "
+                 "raise the limit (ulimit -n), or destroy communicators that are not needed",
+                 kNeeded, count, std::strerror(reason));
+  }
+
+  static double free_in_dev_shm() {
+    struct statvfs space {};
+    if (::statvfs("/dev/shm", &space) != 0) return 0;
+    return static_cast<double>(space.f_bavail) * static_cast<double>(space.f_frsize) / (1 << 20);
+  }
+
+  // Memory in /dev/shm is what containers are short of. Where it does not do, and the user has not
+  // chosen the transports, System V memory serves as well.
+  Status make_worker(const TransportOptions& options) {
+    static std::atomic<bool> posix{true};
+    const bool free_to_choose = std::getenv("UCX_TLS") == nullptr;
+    ucs_status_t status = UCS_OK;
+    if (posix.load() || !free_to_choose) {
+      const Silenced scope(free_to_choose ? UCS_LOG_LEVEL_ERROR : UCS_LOG_LEVEL_LAST,
+                           free_to_choose ? UCS_LOG_LEVEL_WARN : UCS_LOG_LEVEL_LAST);
+      SCAPE_RETURN_IF_ERROR(Context::get(options.wakeup, true, &context_));
+      status = create_worker();
+      if (status == UCS_OK) return Status::Ok();
+    }
+    if (free_to_choose) {
+      SCAPE_RETURN_IF_ERROR(Context::get(options.wakeup, false, &context_));
+      const ucs_status_t first = std::exchange(status, create_worker());
+      if (status == UCS_OK) {
+        if (posix.exchange(false)) {
+          SCAPE_WARN(
+              "ucx: shared memory in /dev/shm does not do (%s; %.1f MiB are free there), going on "
+              "with System V memory; enlarge /dev/shm, or set UCX_TLS=^posix",
+              ucs_status_string(first), free_in_dev_shm());
+        }
+        return Status::Ok();
+      }
+    }
+    return error(SCAPE_ERR_SYSTEM,
+                 "ucx: ucp_worker_create failed: %s; see whether /dev/shm has room (%.1f MiB are "
+                 "free) and what UCX_TLS leaves; UCX_LOG_LEVEL=info tells more",
+                 ucs_status_string(status), free_in_dev_shm());
+  }
+
+  ucs_status_t create_worker() {
+    ucp_worker_params_t params{};
+    params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+    params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+    const ucs_status_t status = ucp_worker_create(context_->handle(), &params, &worker_);
+    if (status != UCS_OK) worker_ = nullptr;
+    return status;
+  }
+
   // UCX copies large messages out of the sender's memory. Where that process is gone it logs a
   // fatal line, which would end this one too; kept back, the operation fails as it should. Its own
   // remedy, the error handling mode for peers, gives these copies up (UCX 1.13).

@@ -3,12 +3,17 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,6 +24,7 @@
 namespace scape::plugin {
 namespace {
 
+using scape::test::all_well;
 using scape::test::run_ranks;
 using scape::test::text_of;
 
@@ -109,6 +115,55 @@ TEST(Transport, AMessageOfADeadPeerFailsAndHarmsNothing) {
       << text_of(results);
   EXPECT_EQ(results[1].signal, SIGKILL);
   ::munmap(board, sizeof *board);
+}
+
+// Containers often have little room in /dev/shm.
+TEST(Transport, DoesWithoutDevShm) {
+  if (std::getenv("UCX_TLS") != nullptr) GTEST_SKIP() << "UCX_TLS is set: no choice is left";
+  constexpr size_t kBytes = size_t{1} << 20;
+  Board* const board = make_board();
+  ASSERT_NE(board, nullptr);
+  const auto results = run_ranks(2, [&](int rank, int) -> std::string {
+    // Each rank in a mount namespace of its own, with a small /dev/shm.
+    if (::unshare(CLONE_NEWNS) != 0 ||
+        ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=64k") != 0) {
+      return "not permitted";
+    }
+    std::unique_ptr<Transport> transport;
+    if (std::string problem = connect(*board, rank, &transport); !problem.empty()) return problem;
+    std::vector<char> data(kBytes, rank == 0 ? 'x' : '-');
+    Operation operation;
+    if (rank == 0) {
+      transport->send(1, 1, data.data(), kBytes, &operation);
+    } else {
+      transport->recv(0, 1, data.data(), kBytes, &operation);
+    }
+    finish(*transport, operation);
+    SCAPE_RANK_EXPECT(operation.outcome == Outcome::kDone);
+    SCAPE_RANK_EXPECT(data == std::vector<char>(kBytes, 'x'));
+    transport->flush(1000);
+    return "";
+  });
+  ::munmap(board, sizeof *board);
+  if (results[0].text == "not permitted") GTEST_SKIP() << "mounting needs privileges";
+  EXPECT_TRUE(all_well(results)) << text_of(results);
+}
+
+// UCX itself would abort.
+TEST(Transport, IsRefusedWhereDescriptorsAreShort) {
+  const auto results = run_ranks(1, [&](int, int) -> std::string {
+    rlimit limit{};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = 20;
+    SCAPE_RANK_EXPECT(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    std::unique_ptr<Transport> transport;
+    const Status status = make_transport({.wakeup = true, .ranks = 2}, &transport);
+    SCAPE_RANK_EXPECT(status.code() == SCAPE_ERR_SYSTEM);
+    SCAPE_RANK_EXPECT(status.message().find("ulimit -n") != std::string::npos);
+    return "";
+  });
+  EXPECT_TRUE(all_well(results)) << text_of(results);
 }
 
 }  // namespace
