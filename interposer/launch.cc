@@ -107,8 +107,10 @@ class Lane {
   bool over() const { return !masked_ && next_ == calls_.size() && waiting_ == works_.size(); }
 
   void fail(const Status& why) {
-    keep(why);
+    // The communicator adds whom its calls wait for.
     comm_->communicator().abort(why);
+    const Status known = comm_->communicator().async_error();
+    keep(known.ok() ? why : known);
   }
 
  private:
@@ -131,7 +133,9 @@ class Lane {
     if (!busy.owns_lock()) return false;
     ++next_;
     if (buffer.dropped) {
-      keep(error(SCAPE_ERR_USAGE, "registration \"%s\" was dropped while a call of it was pending",
+      keep(error(SCAPE_ERR_USAGE,
+                 "registration \"%s\" was dropped while a call of it was pending; unregister, or "
+                 "destroy the communicator, after ncclGroupEnd",
                  call.route.name.c_str()));
       return true;
     }
@@ -216,7 +220,8 @@ Status launch(std::vector<Call>& calls) {
     for (Lane& lane : lanes) {
       if (!lane.over()) {
         lane.fail(error(SCAPE_ERR_TIMEOUT,
-                        "no peer moved for %g s (SCAPE_TIMEOUT); see which rank is missing",
+                        "no peer moved for %g s (SCAPE_TIMEOUT); see whether the ranks that are "
+                        "waited for are stopped or late, or raise SCAPE_TIMEOUT",
                         settings().timeout_s));
       }
     }
