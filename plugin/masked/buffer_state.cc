@@ -122,9 +122,17 @@ Status check_sizes(const StateOwner& owner, const Header& header) {
   return fits ? Status::Ok() : damaged(owner, "an array has an impossible size");
 }
 
-// A mask chosen under another schedule would not have the bits that the other ranks expect.
+// A mask chosen under another schedule would not have the bits that the other ranks expect, and a
+// step that was to be dense has none.
 Status check_next(const StateOwner& owner, const BufferState& state) {
-  if (state.next.empty()) return Status::Ok();
+  const bool dense =
+      owner.ranks == 1 || owner.count == 0 || sparsity_at(owner.config, state.step) == 0;
+  if (state.next.empty() != dense) {
+    return foreign(owner, "a next step that is", dense ? "masked" : "dense",
+                   dense ? "dense (the sparsity or the schedule was changed)"
+                         : "masked (the sparsity or the schedule was changed)");
+  }
+  if (dense) return Status::Ok();
   for (int q = 0; q < owner.ranks; ++q) {
     const Partition part = partition_of(owner.count, owner.ranks, q);
     const size_t expected = bits_at(owner.config, state.step, part.size());

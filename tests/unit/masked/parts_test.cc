@@ -323,5 +323,18 @@ TEST_F(SavedState, IsRefusedElsewhereThanWhereItWasSaved) {
   expect_refused({other, kCount, 0, 2}, saved_, "schedule");
 }
 
+TEST_F(SavedState, IsRefusedWhereTheScheduleSendsItsNextStepOtherwise) {
+  BufferConfig longer = config_;
+  longer.dense_steps = 20;
+  expect_refused({longer, kCount, 0, 2}, saved_, "masked, but here it is dense");
+
+  state_.next.clear();
+  std::vector<std::byte> dense;
+  save_state({longer, kCount, 0, 2}, state_, residual_.data(), &dense);
+  BufferState out;
+  EXPECT_TRUE(load_state({longer, kCount, 0, 2}, dense.data(), dense.size(), &out).ok());
+  expect_refused(owner(), dense, "dense, but here it is masked");
+}
+
 }  // namespace
 }  // namespace scape::plugin
