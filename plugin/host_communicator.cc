@@ -1,8 +1,6 @@
 #include "plugin/host_communicator.h"
 
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,13 +12,13 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/log.h"
 #include "base/settings.h"
+#include "base/thread.h"
 #include "plugin/collectives/executor.h"
 #include "plugin/collectives/reduce.h"
 #include "plugin/collectives/schedules.h"
@@ -768,19 +766,10 @@ class MeetingServer {
  public:
   Status start(const Socket& listener, const std::vector<Address>& addresses, uint64_t cookie,
                double timeout_s) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's signals are not for this thread
-    Status status;
-    try {
-      thread_ = std::thread([&listener, addresses, cookie, timeout_s] {
-        serve_meeting(listener, addresses, cookie, timeout_s, timeout_s, -1);
-      });
-    } catch (const std::system_error& failure) {
-      status = error(SCAPE_ERR_SYSTEM, "bootstrap: no thread for the root: %s", failure.what());
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return status;
+    return start_thread("the root of a meeting", &thread_,
+                        [&listener, addresses, cookie, timeout_s] {
+                          serve_meeting(listener, addresses, cookie, timeout_s, timeout_s, -1);
+                        });
   }
   ~MeetingServer() {
     if (thread_.joinable()) thread_.join();

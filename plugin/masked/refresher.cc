@@ -9,6 +9,7 @@
 
 #include "base/float_environment.h"
 #include "base/settings.h"
+#include "base/thread.h"
 #include "plugin/masked/masked_buffer.h"
 
 namespace scape::plugin {
@@ -58,7 +59,9 @@ bool Refresher::side_channel_ready(Status* status) {
   if (!thread_.joinable() && failure_.ok()) {
     if (!side_work_->done()) return false;
     failure_ = side_work_->status();
-    if (failure_.ok()) thread_ = std::thread([this] { run(); });
+    if (failure_.ok()) {
+      failure_ = start_thread("mask refreshes", &thread_, [this] { run(); });
+    }
   }
   *status = failure_;
   return true;

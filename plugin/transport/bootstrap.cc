@@ -1,8 +1,6 @@
 #include "plugin/transport/bootstrap.h"
 
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -14,11 +12,11 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 #include "base/log.h"
 #include "base/settings.h"
+#include "base/thread.h"
 #include "plugin/transport/wire.h"
 
 namespace scape::plugin {
@@ -408,36 +406,27 @@ Status open_root(double timeout_s, Invitation* out) {
   const uint64_t cookie = out->cookie;
   Roots& roots = Roots::instance();
   std::lock_guard<std::mutex> lock(roots.mutex);
-  // The program's signals are not for this thread.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  Status status;
-  try {
-    Roots::Root& root = roots.open[cookie];
-    root.stop = stop->fd();
-    root.process = ::getpid();
-    root.thread = std::thread([listener, stop, addresses, cookie, timeout_s] {
-      // Ids are often made long before the ranks use them.
-      serve_meeting(*listener, addresses, cookie, 10 * timeout_s, timeout_s, stop->fd());
-      listener->close();
-      Roots& all_roots = Roots::instance();
-      std::lock_guard<std::mutex> ending(all_roots.mutex);
-      stop->close();
-      Roots::Root& self = all_roots.open[cookie];
-      self.finished = true;
-      if (self.awaited) {
-        all_roots.changed.notify_all();
-      } else {
-        self.thread.detach();
-        all_roots.open.erase(cookie);
-      }
-    });
-  } catch (const std::system_error& failure) {
-    roots.open.erase(cookie);
-    status = error(SCAPE_ERR_SYSTEM, "bootstrap: no thread for the root: %s", failure.what());
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  Roots::Root& root = roots.open[cookie];
+  root.stop = stop->fd();
+  root.process = ::getpid();
+  const Status status = start_thread(
+      "the root of a unique id", &root.thread, [listener, stop, addresses, cookie, timeout_s] {
+        // Ids are often made long before the ranks use them.
+        serve_meeting(*listener, addresses, cookie, 10 * timeout_s, timeout_s, stop->fd());
+        listener->close();
+        Roots& all_roots = Roots::instance();
+        std::lock_guard<std::mutex> ending(all_roots.mutex);
+        stop->close();
+        Roots::Root& self = all_roots.open[cookie];
+        self.finished = true;
+        if (self.awaited) {
+          all_roots.changed.notify_all();
+        } else {
+          self.thread.detach();
+          all_roots.open.erase(cookie);
+        }
+      });
+  if (!status.ok()) roots.open.erase(cookie);
   return status;
 }
 
