@@ -74,7 +74,7 @@ std::vector<std::byte> encode_reply(const Status& status, const std::vector<std:
 bool has_gone(const Socket& socket) {
   char byte;
   const ssize_t got = ::recv(socket.fd(), &byte, 1, MSG_PEEK);
-  return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+  return got >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
 }
 
 // Compares a rank with the first that came; ok when they agree.
