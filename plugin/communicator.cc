@@ -78,14 +78,14 @@ const char* name_of(ReduceOp op) {
   return "unknown";
 }
 
-Status wait(Communicator& communicator, const Work& work) {
+void drive(Communicator& communicator, const std::function<bool()>& over) {
   using Clock = std::chrono::steady_clock;
   // Idle turns before the core is offered to others, which may be the very rank that is waited for.
   constexpr int kSpins = 100;
   const double limit = settings().timeout_s;
   Clock::time_point last_moved = Clock::now();
   int idle = 0;
-  while (!work.done()) {
+  while (!over()) {
     if (communicator.progress()) {
       idle = 0;
       continue;
@@ -102,6 +102,10 @@ Status wait(Communicator& communicator, const Work& work) {
     }
     sched_yield();
   }
+}
+
+Status wait(Communicator& communicator, const Work& work) {
+  drive(communicator, [&work] { return work.done(); });
   return work.status();
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -136,8 +137,11 @@ class Communicator {
   virtual ByteCounters counters() const = 0;
 };
 
-// Drives the communicator until the work is done or the time of SCAPE_TIMEOUT is over (then the
-// communicator is aborted). Spins, then yields, since ranks may outnumber cores.
+// Drives the communicator until over() says so. Where nothing moves for SCAPE_TIMEOUT the communicator
+// is aborted, after which over() must come true. Spins, then yields, since ranks may outnumber cores.
+void drive(Communicator& communicator, const std::function<bool()>& over);
+
+// The same until the work is done; its status.
 Status wait(Communicator& communicator, const Work& work);
 
 }  // namespace scape::plugin

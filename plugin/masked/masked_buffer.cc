@@ -180,7 +180,13 @@ bool MaskedBufferImpl::poll() {
 bool MaskedBufferImpl::advance() {
   switch (phase_) {
     case Phase::kTurn:
-      if (!refresher_->is_turn(turn_)) return false;
+      if (!refresher_->is_turn(turn_)) {
+        // The call that holds the turn may have been dropped, with the communicator.
+        const Status problem = communicator_->async_error();
+        if (problem.ok()) return false;
+        fail(problem);
+        return true;
+      }
       phase_ = Phase::kAgreement;
       return true;
     case Phase::kAgreement:

@@ -1,7 +1,6 @@
 // The local steps after a call, and the flush.
 #include <algorithm>
 #include <cmath>
-#include <thread>
 #include <utility>
 
 #include "base/clock.h"
@@ -122,9 +121,7 @@ Status MaskedBufferImpl::flush(void* buffer, float* param, double lr, double wei
                                .recv = buffer,
                                .reduction = state_.reduction,
                                .flush = true}));
-  while (!poll()) {
-    if (!communicator_->progress()) std::this_thread::yield();
-  }
+  drive(*communicator_, [this] { return poll(); });
   SCAPE_RETURN_IF_ERROR(status_);
   return fused_ ? adams_step(param, lr, weight_decay) : Status::Ok();
 }

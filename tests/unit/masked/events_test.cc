@@ -406,6 +406,28 @@ TEST(End, AnAbortReachesACallThatWaitsForItsMask) {
                "gave up");
 }
 
+TEST(End, ADroppedCallDoesNotKeepThoseBehindIt) {
+  const auto ranks = make_ranks(2);
+  const auto first = make_buffers(ranks, at_once(0.9, SCAPE_ROLE_FUSED), 1000);
+  std::vector<std::vector<float>> data(2, std::vector<float>(1000, 1));
+  std::vector<float> param(1000);
+  ASSERT_TRUE(call_all(first, &data).ok());
+  // Rank 0's next call waits for a mask that rank 1 never helps to make; two more stand behind it.
+  ASSERT_TRUE(first[0]->adams_step(param.data(), 0.1, 0).ok());
+  ASSERT_TRUE(first[0]->begin_all_reduce(data[0].data(), data[0].data(), {ReduceOp::kAvg}).ok());
+  auto second = ranks[0].make(at_once(0.9, SCAPE_ROLE_GRADIENT), 100);
+  const auto third = ranks[0].make(at_once(0.9, SCAPE_ROLE_GRADIENT), 100);
+  std::vector<float> values(100, 1);
+  ASSERT_TRUE(second->begin_all_reduce(values.data(), values.data(), {ReduceOp::kAvg}).ok());
+  ASSERT_TRUE(third->begin_all_reduce(values.data(), values.data(), {ReduceOp::kAvg}).ok());
+  EXPECT_FALSE(third->poll());
+  second.reset();
+  EXPECT_TRUE(third->poll());
+  expect_error(third->status(), SCAPE_ERR_USAGE, "dropped");
+  EXPECT_TRUE(first[0]->poll());
+  expect_error(first[0]->status(), SCAPE_ERR_USAGE, "dropped");
+}
+
 TEST(End, AForkedChildIsRefusedAndEndsFreely) {
   auto ranks = make_ranks(2);
   auto buffers = make_buffers(ranks, at_once(0.9, SCAPE_ROLE_GRADIENT), 100);
