@@ -129,26 +129,19 @@ Status MaskedBufferImpl::check_begin(const Call& call) const {
   return Status::Ok();
 }
 
-Status MaskedBufferImpl::allocate() {
-  if (allocated_ || !has_state()) return Status::Ok();
-  try {
-    if (state_.moment.empty()) {
-      state_.moment.resize(count_);
-      state_.last.assign(count_, std::numeric_limits<uint16_t>::max());  // step -1
-    }
-    if (!always_dense_ && !in_place_ && state_.residual.empty()) state_.residual.resize(count_);
-    if (config_.role == SCAPE_ROLE_GRADIENT_HOOKED && state_.before.empty()) {
-      state_.before.resize(kernels::mask_words(count_));
-    }
-    if (state_.mask.empty()) {
-      state_.mask.resize(kernels::mask_words(count_));
-    }
-  } catch (const std::bad_alloc&) {
-    return error(SCAPE_ERR_MEMORY, "buffer '%s': no memory for the state of %zu elements",
-                 config_.name.c_str(), count_);
+void MaskedBufferImpl::allocate() {
+  if (allocated_ || !has_state()) return;
+  if (state_.moment.empty()) {
+    state_.moment.resize(count_);
+    state_.last.assign(count_, std::numeric_limits<uint16_t>::max());  // step -1
   }
+  if (!always_dense_ && !in_place_ && state_.residual.empty()) state_.residual.resize(count_);
+  const size_t words = kernels::mask_words(count_);
+  if (config_.role == SCAPE_ROLE_GRADIENT_HOOKED && state_.before.empty()) {
+    state_.before.resize(words);
+  }
+  if (state_.mask.empty()) state_.mask.resize(words);
   allocated_ = true;
-  return Status::Ok();
 }
 
 Status MaskedBufferImpl::begin(const Call& call) {
@@ -160,8 +153,7 @@ Status MaskedBufferImpl::begin(const Call& call) {
   holds_turn_ = true;
   phase_ = Phase::kTurn;
   count_stats([](scape_stats& stats) { ++stats.intercepted_calls; });
-  while (phase_ != Phase::kIdle && advance()) {
-  }
+  poll();
   return Status::Ok();
 }
 
@@ -170,7 +162,11 @@ Status MaskedBufferImpl::begin_all_reduce(const void* send, void* recv, Reductio
 }
 
 bool MaskedBufferImpl::poll() {
-  while (phase_ != Phase::kIdle && advance()) {
+  try {
+    while (phase_ != Phase::kIdle && advance()) {
+    }
+  } catch (const std::bad_alloc&) {
+    run_out_of_memory("its all-reduce");
   }
   return phase_ == Phase::kIdle;
 }
@@ -291,7 +287,7 @@ void MaskedBufferImpl::take_next_mask() {
 }
 
 Status MaskedBufferImpl::launch() {
-  SCAPE_RETURN_IF_ERROR(allocate());
+  allocate();
   const bool joins = !always_dense_ && !agreement_;
   if (joins) {
     if (config_.role == SCAPE_ROLE_GRADIENT) warn_about_the_gradient_role(config_.name);
@@ -389,6 +385,13 @@ void MaskedBufferImpl::fail(const Status& why) {
   status_ = why;
   failure_ = why;
   phase_ = Phase::kIdle;
+}
+
+void MaskedBufferImpl::run_out_of_memory(const char* where) {
+  const Status why = error(SCAPE_ERR_MEMORY, "buffer '%s': no memory for %zu elements in %s",
+                           config_.name.c_str(), count_, where);
+  communicator_->abort(why);
+  fail(why);
 }
 
 std::unique_ptr<MaskedBuffer> make_masked_buffer(std::shared_ptr<Communicator> communicator,

@@ -79,7 +79,7 @@ class MaskedBufferImpl final : public MaskedBuffer {
   bool dense_at(uint64_t t) const { return always_dense_ || sparsity_at(config_, t) == 0; }
   Status check_begin(const Call& call) const;
   Status begin(const Call& call);
-  Status allocate();
+  void allocate();
   // One transition; false when it has to wait.
   bool advance();
   bool wait_for(const SideJob& job, const char* what);
@@ -89,6 +89,9 @@ class MaskedBufferImpl final : public MaskedBuffer {
   void finish_call();
   void release_turn();
   void fail(const Status& why);
+  // In the middle of a call or a step: the other ranks are in it, or will be, and hear of the end
+  // instead of waiting for this one.
+  void run_out_of_memory(const char* where);
 
   // ---- what a call does to the elements ----
   Status start_direct(WorkPtr* work);
@@ -101,6 +104,9 @@ class MaskedBufferImpl final : public MaskedBuffer {
   void write_output();
   void write_skipped_output();
   void end_step();
+
+  // ---- local steps ----
+  void do_adams_step(float* param, double lr, double weight_decay);
 
   // ---- what several parts need ----
   Status owed_or_running(const char* what) const;

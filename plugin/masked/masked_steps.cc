@@ -1,6 +1,7 @@
 // The local steps after a call, and the flush.
 #include <algorithm>
 #include <cmath>
+#include <new>
 #include <utility>
 
 #include "base/clock.h"
@@ -30,6 +31,15 @@ Status MaskedBufferImpl::adams_step(float* param, double lr, double weight_decay
         "buffer '%s': lr is %g and weight_decay %g; lr must be finite and their product in [0, 1)",
         name, lr, weight_decay);
   }
+  try {
+    do_adams_step(param, lr, weight_decay);
+  } catch (const std::bad_alloc&) {
+    run_out_of_memory("scape_adams_step()");
+  }
+  return failure_;
+}
+
+void MaskedBufferImpl::do_adams_step(float* param, double lr, double weight_decay) {
   const uint64_t began = now_ns();
   state_.decay.push(lr, weight_decay);
   if (!skipped_) {
@@ -50,7 +60,6 @@ Status MaskedBufferImpl::adams_step(float* param, double lr, double weight_decay
   end_step();
   const uint64_t ended = now_ns();
   count_stats([&](scape_stats& stats) { stats.step_ns += ended - began; });
-  return Status::Ok();
 }
 
 Status MaskedBufferImpl::post_step(size_t offset, size_t length, const float* before, float* param,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -167,6 +168,15 @@ void Refresher::fail(const Status& why) {
 
 void Refresher::run() {
   const DefaultFloatEnvironment as_defined;  // the thread that started this one may have another
+  try {
+    serve();
+  } catch (const std::exception& failure) {  // no memory: nothing else is thrown in here
+    fail(error(SCAPE_ERR_MEMORY, "the mask refresh of %s ended: %s",
+               std::string(communicator_->name()).c_str(), failure.what()));
+  }
+}
+
+void Refresher::serve() {
   std::chrono::steady_clock::time_point leave = std::chrono::steady_clock::time_point::max();
   for (;;) {
     std::shared_ptr<SideJob> next;

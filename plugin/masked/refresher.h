@@ -96,6 +96,8 @@ class Refresher {
   };
 
   void run();
+  // Until it is to stop, or the side channel has failed.
+  void serve();
   // The next job in order that can be started now; jobs that ended without traffic are taken out on
   // the way.
   std::shared_ptr<SideJob> take_startable();

@@ -2,6 +2,8 @@
 // flight together, ranks that share a thread, values that are not finite, single ranks, forks and
 // the end.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,6 +11,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <limits>
 #include <mutex>
@@ -427,6 +430,34 @@ TEST(End, ADroppedCallDoesNotKeepThoseBehindIt) {
   EXPECT_TRUE(first[0]->poll());
   expect_error(first[0]->status(), SCAPE_ERR_USAGE, "dropped");
 }
+
+// A sanitizer's allocator ends the program where memory is refused.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST(End, ARankWithoutMemoryTellsTheOthers) {
+  // In a process of its own, whose address space is all but used up.
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto ranks = make_ranks(2);
+    const size_t count = size_t{1} << 28;
+    const auto buffers = make_buffers(ranks, at_once(0.9, SCAPE_ROLE_GRADIENT), count);
+    void* address = ::mmap(nullptr, count * sizeof(float), PROT_NONE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const rlim_t limit = pages * static_cast<size_t>(::getpagesize()) + (size_t{256} << 20);
+    const rlimit most{limit, limit};
+    if (address == MAP_FAILED || ::setrlimit(RLIMIT_AS, &most) != 0) ::_exit(1);
+    const bool began =
+        buffers[0]->begin_all_reduce(address, address, {ReduceOp::kAvg}).ok() && buffers[0]->poll();
+    const bool told = buffers[0]->status().code() == SCAPE_ERR_MEMORY &&
+                      ranks[1].communicator->async_error().code() == SCAPE_ERR_MEMORY;
+    ::_exit(began && told ? 7 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
+}
+#endif
 
 TEST(End, AForkedChildIsRefusedAndEndsFreely) {
   auto ranks = make_ranks(2);
