@@ -1,7 +1,6 @@
 #include "interposer/launch.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -9,6 +8,7 @@
 #include <optional>
 #include <thread>
 
+#include "base/exit_guard.h"
 #include "base/settings.h"
 #include "interposer/process.h"
 #include "interposer/saved_state.h"
@@ -20,37 +20,6 @@ using Clock = std::chrono::steady_clock;
 using plugin::CallTag;
 using plugin::Communicator;
 using plugin::WorkPtr;
-
-// At exit the transport's own destructors run while other threads may still wait for peers in here.
-// Those are stopped where they stand before that.
-constinit std::atomic<bool> exiting{false};
-constinit std::atomic<int> inside{0};
-
-void stop_waiters() {
-  if (!check_process().ok()) return;  // a forked child: those who wait are in the parent
-  exiting.store(true);
-  const auto deadline = Clock::now() + std::chrono::seconds(1);
-  while (inside.load() != 0 && Clock::now() < deadline)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-}
-
-class Inside {
- public:
-  Inside() {
-    static const int registered = std::atexit(stop_waiters);
-    (void)registered;
-    ++inside;
-  }
-  ~Inside() { --inside; }
-  Inside(const Inside&) = delete;
-  Inside& operator=(const Inside&) = delete;
-
-  void stop_if_exiting() {
-    if (!exiting.load(std::memory_order_relaxed)) return;
-    --inside;
-    while (true) ::pause();  // the process is about to be gone
-  }
-};
 
 Status start_dense(const Call& call, WorkPtr* work) {
   Communicator& comm = call.comm->communicator();
@@ -191,7 +160,7 @@ Status launch(std::vector<Call>& calls) {
     lanes[entry->second].add(&call);
   }
 
-  Inside guard;
+  ExitGuard guard;
   const auto limit = std::chrono::duration<double>(settings().timeout_s);
   auto last_move = Clock::now();
   bool timed_out = false;

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "base/exit_guard.h"
 #include "base/float_environment.h"
 #include "base/settings.h"
 #include "base/thread.h"
@@ -193,6 +194,8 @@ void Refresher::serve() {
         if ((running_.empty() && !next) || now >= leave) return;
       }
     }
+    const ExitGuard guard;
+    if (ExitGuard::exiting()) return;
     Status status;
     if (next) {
       running_.push_back({next, nullptr});
