@@ -48,20 +48,27 @@ ncclResult_t all_reduce(const void* sendbuff, void* recvbuff, size_t count, nccl
                         ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   const Entered entered;
   if (entered.outermost() && datatype >= 0 && datatype < ncclNumTypes) {
-    take_next_name();
-    note(sendbuff, recvbuff, count * plugin::size_of(static_cast<plugin::DataType>(datatype)));
+    // The call itself goes on whatever becomes of the note.
+    (void)guarded("ncclAllReduce", [&]() -> Status {
+      take_next_name();
+      note(sendbuff, recvbuff, count * plugin::size_of(static_cast<plugin::DataType>(datatype)));
+      return {};
+    });
   }
   return real.AllReduce(sendbuff, recvbuff, count, datatype, op, comm, stream);
 }
 
-bool of_host_mode(const ncclUniqueId& id) {
+Status check_id(const ncclUniqueId& id) {
   plugin::UniqueId copy;
   std::memcpy(copy.bytes.data(), id.internal, sizeof id.internal);
-  if (!plugin::is_host_unique_id(copy)) return false;
-  report("ncclCommInitRank", error(SCAPE_ERR_USAGE,
-                                   "this rank is in device mode, the unique id was made in host "
-                                   "mode; set SCAPE_MODE alike on all ranks"));
-  return true;
+  if (!plugin::is_host_unique_id(copy)) return {};
+  return error(SCAPE_ERR_USAGE,
+               "this rank is in device mode, the unique id was made in host mode; set SCAPE_MODE "
+               "alike on all ranks");
+}
+
+bool of_host_mode(const ncclUniqueId& id) {
+  return guarded("ncclCommInitRank", [&] { return check_id(id); }) != SCAPE_OK;
 }
 
 ncclResult_t comm_init_rank(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank) {

@@ -824,9 +824,13 @@ const Functions& host_functions() {
 
 const char* host_last_error(ncclComm_t comm) {
   if (*last_error() != '\0' || comm == nullptr) return last_error();
-  std::shared_ptr<HostComm> host;
-  if (!check_process().ok() || !find_comm(comm, &host).ok()) return last_error();
-  set_last_error(host->communicator().async_error().message().c_str());
+  (void)guarded("ncclGetLastError", [&]() -> Status {
+    std::shared_ptr<HostComm> host;
+    if (check_process().ok() && find_comm(comm, &host).ok()) {
+      set_last_error(host->communicator().async_error().message().c_str());
+    }
+    return {};
+  });
   return last_error();
 }
 

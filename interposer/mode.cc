@@ -102,7 +102,10 @@ void explain_refusal(const char* name) {
 
 template <typename Type>
 Type refusal(const char* name) {
-  explain_refusal(name);
+  (void)guarded(name, [&]() -> Status {
+    explain_refusal(name);
+    return {};
+  });
   if constexpr (std::is_same_v<Type, ncclResult_t>) {
     if (mode() == Mode::kFailed && !settling_here) return to_nccl(outcome().failure.code());
     return ncclInvalidUsage;
@@ -148,8 +151,13 @@ const Functions& settle_mode(const void* caller) {
   const std::lock_guard lock(settling);
   if (const Functions* table = functions_in_force.load(std::memory_order_acquire)) return *table;
   settling_here = true;
-  const Mode chosen = choose(caller);
+  Mode chosen = Mode::kFailed;
+  const scape_status status = guarded("settling the mode", [&]() -> Status {
+    chosen = choose(caller);
+    return {};
+  });
   settling_here = false;
+  if (status != SCAPE_OK) outcome().failure = Status(status, last_error());
   const Functions* table = chosen == Mode::kHost     ? &host_functions()
                            : chosen == Mode::kDevice ? &device_functions(outcome().real)
                                                      : &kRefusing;
@@ -169,14 +177,17 @@ ncclResult_t get_version(int* version, const void* caller) {
     return ncclInvalidArgument;
   }
   *version = 0;
-  if (mode() == Mode::kDevice) {
-    *version = version_of(real_nccl());
-  } else if (!settling_here) {
-    RealNccl real;
-    if (find_real_nccl(caller, Search::kInProcess, &real).ok()) *version = version_of(real);
-  }
+  const scape_status status = guarded("ncclGetVersion", [&]() -> Status {
+    if (mode() == Mode::kDevice) {
+      *version = version_of(real_nccl());
+    } else if (!settling_here) {
+      RealNccl real;
+      if (find_real_nccl(caller, Search::kInProcess, &real).ok()) *version = version_of(real);
+    }
+    return {};
+  });
   if (*version == 0) *version = kVersionCode;
-  return ncclSuccess;
+  return to_nccl(status);
 }
 
 const char* get_error_string(ncclResult_t result) {

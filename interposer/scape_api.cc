@@ -193,8 +193,12 @@ using scape::plugin::MaskedBuffer;
 extern "C" {
 
 int scape_is_active(void) {
-  const bool usable = scape::interposer::begin_use().ok();
-  return usable && scape::settings().enable ? 1 : 0;
+  bool active = false;
+  (void)guarded("scape_is_active", [&]() -> Status {
+    active = scape::interposer::begin_use().ok() && scape::settings().enable;
+    return {};
+  });
+  return active ? 1 : 0;
 }
 
 int scape_version(void) { return SCAPE_VERSION_CODE; }
