@@ -242,22 +242,11 @@ scape_status scape_config_init(scape_config* config, size_t size) {
     if (size < sizeof config->size || size > 65536) {
       return scape::error(SCAPE_ERR_ARGUMENT, "size %zu is not sizeof(scape_config)", size);
     }
-    scape::plugin::BufferConfig defaults;
-    SCAPE_RETURN_IF_ERROR(scape::plugin::resolve_config(nullptr, SCAPE_FLOAT32, &defaults));
-    scape_config filled{};
-    filled.size = size;
-    filled.role = defaults.role;
-    filled.payload = defaults.payload;
-    filled.residual = defaults.residual;
-    filled.rule = defaults.rule;
-    filled.sparsity = defaults.sparsity;
-    filled.beta1 = defaults.beta1;
-    filled.beta2 = defaults.beta2;
-    filled.eps = defaults.eps;
-    filled.age_cap = defaults.age_cap;
-    filled.ramp_sparsity = defaults.ramp_sparsity;
-    // total_steps, dense_steps and ramp_steps stay 0: the settings' values, unless the run's length
+    // total_steps, dense_steps and ramp_steps are 0: the settings' values, unless the run's length
     // is given.
+    scape_config filled;
+    scape::plugin::default_config(&filled);
+    filled.size = size;
     std::memset(static_cast<void*>(config), 0, size);
     std::memcpy(static_cast<void*>(config), &filled, std::min(size, sizeof filled));
     return {};
