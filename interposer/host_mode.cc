@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 
 #include "base/log.h"
 #include "interposer/launch.h"
@@ -658,38 +659,6 @@ Status CommGetUniqueId(ncclComm_t comm, ncclUniqueId* id) {
   return status;
 }
 
-// The existing ranks learn the id from the one that passes it, by an all-gather over the old
-// communicator.
-Status spread_id(plugin::Communicator& parent, const ncclUniqueId* id, ncclUniqueId* out) {
-  struct Slot {
-    char present = 0;
-    ncclUniqueId id{};
-  };
-  Slot mine;
-  if (id != nullptr) mine = {1, *id};
-  std::vector<Slot> all(static_cast<size_t>(parent.size()));
-  plugin::WorkPtr work;
-  SCAPE_RETURN_IF_ERROR(
-      parent.all_gather(&mine, all.data(), sizeof mine, DataType::kUint8, {}, &work));
-  SCAPE_RETURN_IF_ERROR(plugin::wait(parent, *work));
-  SCAPE_RETURN_IF_ERROR(work->status());
-  const Slot* found = nullptr;
-  for (const Slot& slot : all) {
-    if (slot.present == 0) continue;
-    if (found != nullptr) {
-      return error(SCAPE_ERR_USAGE,
-                   "several ranks passed an id to ncclCommGrow; only the one that made it may");
-    }
-    found = &slot;
-  }
-  if (found == nullptr) {
-    return error(SCAPE_ERR_USAGE,
-                 "no existing rank passed an id to ncclCommGrow; the one that made it must");
-  }
-  *out = found->id;
-  return {};
-}
-
 Status CommGrow(ncclComm_t comm, int nranks, const ncclUniqueId* id, int rank, ncclComm_t* newcomm,
                 ncclConfig_t* config) {
   return collective([&]() -> Status {
@@ -714,13 +683,16 @@ Status CommGrow(ncclComm_t comm, int nranks, const ncclUniqueId* id, int rank, n
       return error(SCAPE_ERR_ARGUMENT, "nRanks %d is no more than the %d there are", nranks,
                    parent->size());
     }
-    const bool have_id = id != nullptr;
-    const ncclUniqueId given = have_id ? *id : ncclUniqueId{};
+    std::optional<plugin::UniqueId> given;
+    if (id != nullptr) given = to_plugin(*id);
     return submit_job([=]() -> Status {
-      ncclUniqueId agreed;
-      SCAPE_RETURN_IF_ERROR(spread_id(parent->communicator(), have_id ? &given : nullptr, &agreed));
+      std::shared_ptr<plugin::Communicator> made;
+      const Status status = plugin::grow_communicator(&parent->communicator(),
+                                                      given ? &*given : nullptr, -1, nranks, &made);
       parent->end_grow();
-      return connect(agreed, parent->rank(), nranks, parent->device(), newcomm);
+      SCAPE_RETURN_IF_ERROR(status);
+      publish(std::move(made), parent->device(), newcomm);
+      return {};
     });
   });
 }

@@ -979,10 +979,15 @@ Status grow_communicator(Communicator* parent, const UniqueId* id, int rank, int
   SCAPE_RETURN_IF_ERROR(
       parent->all_gather(&mine, all.data(), sizeof mine, DataType::kUint8, {false, "grow"}, &work));
   SCAPE_RETURN_IF_ERROR(wait(*parent, *work));
-  const auto root =
-      std::find_if(all.begin(), all.end(), [](const Slot& slot) { return slot.present != 0; });
-  if (root == all.end())
-    return error(SCAPE_ERR_ARGUMENT, "grow: no rank of the parent gave a unique id; one must");
+  const auto present = [](const Slot& slot) { return slot.present != 0; };
+  if (std::count_if(all.begin(), all.end(), present) != 1) {
+    return error(
+        SCAPE_ERR_USAGE,
+        "grow: %td ranks of the parent gave a unique id; the one that made it must, and no "
+        "other",
+        std::count_if(all.begin(), all.end(), present));
+  }
+  const auto root = std::find_if(all.begin(), all.end(), present);
   return create_communicator(root->id, parent->rank(), size, out);
 }
 
