@@ -23,17 +23,6 @@ Retired& retired() {
   return *instance;
 }
 
-DataType data_type_of(scape_dtype dtype) {
-  switch (dtype) {
-    case SCAPE_FLOAT16:
-      return DataType::kFloat16;
-    case SCAPE_BFLOAT16:
-      return DataType::kBfloat16;
-    default:
-      return DataType::kFloat32;
-  }
-}
-
 bool is_sum(ReduceOp op) {
   return op == ReduceOp::kSum || op == ReduceOp::kAvg || op == ReduceOp::kPremulSum;
 }
@@ -41,7 +30,7 @@ bool is_sum(ReduceOp op) {
 // Why a call cannot be masked whatever the communicator; empty when it can.
 std::string unfit(const Registration& registration, size_t byte_offset, size_t count, DataType type,
                   ReduceOp op) {
-  const DataType registered = data_type_of(registration.dtype);
+  const DataType registered = plugin::data_type_of(registration.dtype);
   if (type != registered) {
     return format("the call is of %s, the registration of %s", plugin::name_of(type),
                   plugin::name_of(registered));

@@ -32,6 +32,9 @@ struct BufferConfig {
   double ramp_sparsity = 0.9;
 };
 
+// A registration's element type, as collectives name it.
+DataType data_type_of(scape_dtype type);
+
 // The options of a registration that names none, SCAPE_* variables included; what
 // scape_config_init() gives.
 void default_config(scape_config* out);

@@ -17,17 +17,6 @@ constexpr size_t kChunk = 4096;
 // A sweep over `last` visits each element once in so many steps, soon enough that no age wraps.
 constexpr size_t kRestampSteps = size_t{1} << 14;
 
-DataType data_type(scape_dtype type) {
-  switch (type) {
-    case SCAPE_BFLOAT16:
-      return DataType::kBfloat16;
-    case SCAPE_FLOAT16:
-      return DataType::kFloat16;
-    default:
-      return DataType::kFloat32;
-  }
-}
-
 template <typename Visit>
 void for_each_chunk(size_t n, Visit&& visit) {
   for (size_t begin = 0; begin < n; begin += kChunk) visit(begin, std::min(kChunk, n - begin));
@@ -63,7 +52,7 @@ Status MaskedBufferImpl::start_direct(WorkPtr* work) {
   }
   count_stats([&](scape_stats& stats) { stats.payload_bytes += count_ * kernels::size_of(type_); });
   const CallTag tag{.registered = !always_dense_, .name = config_.name};
-  return communicator_->all_reduce(call_.send, target, count_, data_type(config_.dtype),
+  return communicator_->all_reduce(call_.send, target, count_, data_type_of(config_.dtype),
                                    call_.reduction, tag, work);
 }
 

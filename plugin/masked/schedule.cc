@@ -68,6 +68,17 @@ Status check_in_place(const BufferConfig& config) {
 
 }  // namespace
 
+DataType data_type_of(scape_dtype type) {
+  switch (type) {
+    case SCAPE_FLOAT16:
+      return DataType::kFloat16;
+    case SCAPE_BFLOAT16:
+      return DataType::kBfloat16;
+    default:
+      return DataType::kFloat32;
+  }
+}
+
 void default_config(scape_config* out) {
   const Settings& set = settings();
   *out = {};
