@@ -5,7 +5,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <map>
-#include <optional>
+#include <new>
 #include <thread>
 
 #include "base/exit_guard.h"
@@ -59,6 +59,7 @@ class Lane {
 
   void add(Call* call) { calls_.push_back(call); }
   const Status& status() const { return first_error_; }
+  int rank() const { return comm_->rank(); }
 
   // Moves on without blocking; true when something changed.
   bool step() {
@@ -147,19 +148,8 @@ class Lane {
   Status first_error_;
 };
 
-constinit thread_local Group* open_group = nullptr;
-
-}  // namespace
-
-Status launch(std::vector<Call>& calls) {
-  std::vector<Lane> lanes;
-  std::map<uint64_t, size_t> lane_of;
-  for (Call& call : calls) {
-    const auto [entry, fresh] = lane_of.try_emplace(call.comm->id(), lanes.size());
-    if (fresh) lanes.emplace_back(call.comm);
-    lanes[entry->second].add(&call);
-  }
-
+// Drives all lanes together until all are over.
+void run(std::vector<Lane>& lanes) {
   ExitGuard guard;
   const auto limit = std::chrono::duration<double>(settings().timeout_s);
   auto last_move = Clock::now();
@@ -194,6 +184,30 @@ Status launch(std::vector<Call>& calls) {
                         settings().timeout_s));
       }
     }
+  }
+}
+
+constinit thread_local Group* open_group = nullptr;
+
+}  // namespace
+
+Status launch(std::vector<Call>& calls) {
+  std::vector<Lane> lanes;
+  std::map<uint64_t, size_t> lane_of;
+  for (Call& call : calls) {
+    const auto [entry, fresh] = lane_of.try_emplace(call.comm->id(), lanes.size());
+    if (fresh) lanes.emplace_back(call.comm);
+    lanes[entry->second].add(&call);
+  }
+
+  try {
+    run(lanes);
+  } catch (const std::bad_alloc&) {
+    // What was started must not go on into the callers' buffers, nor the other ranks wait for it.
+    for (Lane& lane : lanes) {
+      lane.fail(error(SCAPE_ERR_MEMORY, "rank %d ran out of memory in a call", lane.rank()));
+    }
+    run(lanes);  // all of it fails now, and so comes to its end
   }
   for (const Lane& lane : lanes) SCAPE_RETURN_IF_ERROR(lane.status());
   return {};
