@@ -22,7 +22,12 @@ def claim_name(base):
             return name
 
 
-def release_name(name):
+def close_buckets(buckets, name):
+    """Ends the buckets' registrations and gives the name back. Idempotent."""
+    for bucket in buckets:
+        registration, bucket.registration = bucket.registration, None
+        if registration is not None:
+            registration.unregister()
     _names_in_use.discard(name)
 
 

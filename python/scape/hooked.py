@@ -12,8 +12,8 @@ from ._buckets import (
     check_number,
     choose_sparse,
     claim_name,
+    close_buckets,
     make_buckets,
-    release_name,
 )
 
 
@@ -72,21 +72,13 @@ class _Bucket:
         self.before = torch.empty_like(flat.param) if registration is not None else None
 
 
-def _close(buckets, name):
-    for bucket in buckets:
-        registration, bucket.registration = bucket.registration, None
-        if registration is not None:
-            registration.unregister()
-    release_name(name)
-
-
 class Hooked:
     """What wrap() hangs on an optimizer."""
 
     def __init__(self, optimizer, sparsity, options, communicator, use_scape, name):
         self._optimizer = weakref.ref(optimizer)
         self._buckets = []
-        self._finalizer = weakref.finalize(self, _close, self._buckets, name)
+        self._finalizer = weakref.finalize(self, close_buckets, self._buckets, name)
         self._finalizer.atexit = False
         self._reduced = False
         self._communicator = communicator

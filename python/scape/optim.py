@@ -12,8 +12,8 @@ from ._buckets import (
     check_number,
     choose_sparse,
     claim_name,
+    close_buckets,
     make_buckets,
-    release_name,
 )
 
 # Elements per pass of the dense step: the temporaries of one pass stay in the cache.
@@ -40,14 +40,6 @@ class _Bucket:
         if self.moment is None:
             self.moment = torch.zeros_like(self.flat.param)
         return self.moment
-
-
-def _close(buckets, name):
-    for bucket in buckets:
-        registration, bucket.registration = bucket.registration, None
-        if registration is not None:
-            registration.unregister()
-    release_name(name)
 
 
 class AdamS(torch.optim.Optimizer):
@@ -131,7 +123,7 @@ class AdamS(torch.optim.Optimizer):
         self._sparse = None  # settled with the first group
         self._name = claim_name(name)
         # Not at exit: the process takes the state with it, and rank by rank.
-        self._finalizer = weakref.finalize(self, _close, self._buckets, self._name)
+        self._finalizer = weakref.finalize(self, close_buckets, self._buckets, self._name)
         self._finalizer.atexit = False
         super().__init__(params, defaults)
 
