@@ -53,10 +53,9 @@ void log(LogLevel level, const char* format, ...) {
   ::gethostname(host, sizeof host);
   host[sizeof host - 1] = '\0';
   const int rank = log_rank.load(std::memory_order_relaxed);
-  const std::string line =
-      scape::format("%s:%d:%ld [%s] SCAPE %s %s\n", host, static_cast<int>(::getpid()),
-                    ::syscall(SYS_gettid), rank < 0 ? "-" : std::to_string(rank).c_str(),
-                    name_of(level), text.c_str());
+  const std::string line = scape::format(
+      "%s:%d:%ld [%s] SCAPE %s %s\n", host, static_cast<int>(::getpid()), ::syscall(SYS_gettid),
+      rank < 0 ? "-" : std::to_string(rank).c_str(), name_of(level), text.c_str());
   // One write, so that the lines of several ranks do not mix.
   [[maybe_unused]] const ssize_t written = ::write(log_descriptor(), line.data(), line.size());
 }

@@ -18,9 +18,9 @@ void log(LogLevel level, const char* format, ...) __attribute__((format(printf, 
 
 }  // namespace scape
 
-#define SCAPE_LOG_AT(level, ...)                                        \
-  do {                                                                  \
-    if (::scape::log_enabled(level)) ::scape::log(level, __VA_ARGS__);  \
+#define SCAPE_LOG_AT(level, ...)                                       \
+  do {                                                                 \
+    if (::scape::log_enabled(level)) ::scape::log(level, __VA_ARGS__); \
   } while (0)
 #define SCAPE_ERROR(...) SCAPE_LOG_AT(::scape::LogLevel::kError, __VA_ARGS__)
 #define SCAPE_WARN(...) SCAPE_LOG_AT(::scape::LogLevel::kWarn, __VA_ARGS__)

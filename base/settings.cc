@@ -29,8 +29,6 @@ int choice_index(std::string_view choices, std::string_view value) {
   return found == parts.end() ? -1 : static_cast<int>(found - parts.begin());
 }
 
-
-
 bool parse_bool(std::string_view text, bool* value) {
   if (text == "1" || text == "on" || text == "true") {
     *value = true;
@@ -106,7 +104,8 @@ struct Parsed {
   read_choice(&values.field, name, fallback, choices, help);
 #define SCAPE_SETTING_STRING(field, name, fallback, help) \
   read_string(&values.field, name, fallback, help);
-#define SCAPE_SETTING_BOOL(field, name, fallback, help) read_bool(&values.field, name, fallback, help);
+#define SCAPE_SETTING_BOOL(field, name, fallback, help) \
+  read_bool(&values.field, name, fallback, help);
 #define SCAPE_SETTING_INT(field, name, fallback, min, max, help) \
   read_int(&values.field, name, fallback, min, max, help);
 #define SCAPE_SETTING_REAL(field, name, fallback, min, max, help) \
@@ -122,16 +121,19 @@ struct Parsed {
 
   void reject(const char* name, const char* text, const std::string& range) {
     if (!status.ok()) return;
-    status = error(SCAPE_ERR_ARGUMENT, "%s=\"%s\" is not valid: it takes %s; correct it or unset it", name,
-                   shown(text).c_str(), range.c_str());
+    status =
+        error(SCAPE_ERR_ARGUMENT, "%s=\"%s\" is not valid: it takes %s; correct it or unset it",
+              name, shown(text).c_str(), range.c_str());
   }
 
-  void add_row(const char* name, const char* type, std::string range, std::string fallback, std::string value,
-               const char* text, const char* help) {
-    rows.push_back({name, type, std::move(range), std::move(fallback), std::move(value), text != nullptr, help});
+  void add_row(const char* name, const char* type, std::string range, std::string fallback,
+               std::string value, const char* text, const char* help) {
+    rows.push_back({name, type, std::move(range), std::move(fallback), std::move(value),
+                    text != nullptr, help});
   }
 
-  void read_choice(int* field, const char* name, const char* fallback, const char* choices, const char* help) {
+  void read_choice(int* field, const char* name, const char* fallback, const char* choices,
+                   const char* help) {
     *field = choice_index(choices, fallback);
     const char* text = std::getenv(name);
     if (text != nullptr) {
@@ -155,23 +157,28 @@ struct Parsed {
   void read_bool(bool* field, const char* name, bool fallback, const char* help) {
     *field = fallback;
     const char* text = std::getenv(name);
-    if (text != nullptr && !parse_bool(text, field)) reject(name, text, "0, 1, on, off, true or false");
+    if (text != nullptr && !parse_bool(text, field))
+      reject(name, text, "0, 1, on, off, true or false");
     add_row(name, "bool", "0|1", fallback ? "1" : "0", *field ? "1" : "0", text, help);
   }
 
-  void read_int(int64_t* field, const char* name, int64_t fallback, int64_t min, int64_t max, const char* help) {
+  void read_int(int64_t* field, const char* name, int64_t fallback, int64_t min, int64_t max,
+                const char* help) {
     *field = fallback;
     const char* text = std::getenv(name);
     const std::string range = std::to_string(min) + " .. " + std::to_string(max);
-    if (text != nullptr && !parse_int(text, min, max, field)) reject(name, text, "an integer in " + range);
+    if (text != nullptr && !parse_int(text, min, max, field))
+      reject(name, text, "an integer in " + range);
     add_row(name, "integer", range, std::to_string(fallback), std::to_string(*field), text, help);
   }
 
-  void read_real(double* field, const char* name, double fallback, double min, double max, const char* help) {
+  void read_real(double* field, const char* name, double fallback, double min, double max,
+                 const char* help) {
     *field = fallback;
     const char* text = std::getenv(name);
     const std::string range = short_number(min) + " .. " + short_number(max);
-    if (text != nullptr && !parse_real(text, min, max, field)) reject(name, text, "a number in " + range);
+    if (text != nullptr && !parse_real(text, min, max, field))
+      reject(name, text, "a number in " + range);
     add_row(name, "real", range, short_number(fallback), short_number(*field), text, help);
   }
 
@@ -192,9 +199,10 @@ struct Parsed {
         }
       }
       if (known) continue;
-      warnings.push_back(format("%.*s is not a setting of scape and is ignored; the nearest is %s (scape-info "
-                                "lists all)",
-                                static_cast<int>(name.size()), name.data(), nearest.c_str()));
+      warnings.push_back(
+          format("%.*s is not a setting of scape and is ignored; the nearest is %s (scape-info "
+                 "lists all)",
+                 static_cast<int>(name.size()), name.data(), nearest.c_str()));
     }
   }
 };

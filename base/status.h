@@ -44,9 +44,9 @@ std::string vformat(const char* format, std::va_list args);
 }  // namespace scape
 
 // Returns from the enclosing function when `expression`, a Status, is an error.
-#define SCAPE_RETURN_IF_ERROR(expression)                  \
-  do {                                                     \
+#define SCAPE_RETURN_IF_ERROR(expression)                                    \
+  do {                                                                       \
     if (::scape::Status scape_status_ = (expression); !scape_status_.ok()) { \
-      return scape_status_;                                \
-    }                                                      \
+      return scape_status_;                                                  \
+    }                                                                        \
   } while (0)

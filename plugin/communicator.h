@@ -68,20 +68,20 @@ struct ByteCounters {
 // What a call is, for its descriptor (docs/architecture.md, "Descriptors"): ranks whose descriptors
 // differ get SCAPE_ERR_MISMATCH on all sides, naming both.
 struct CallTag {
-  bool registered = false;       // the call is one of a registered buffer
-  std::string_view name = {};    // its name; the first 23 bytes travel
+  bool registered = false;     // the call is one of a registered buffer
+  std::string_view name = {};  // its name; the first 23 bytes travel
 };
 
 // Rank's view of a communicator. Every start function returns at once: a refusal of the arguments
 // is returned and nothing starts; whatever happens later is the Work's status. Buffers stay the
-// caller's and must live until the work is done. Sending and receiving buffers may be equal or, where
-// NCCL's in-place rules say so, offset; count may be 0 (done at once).
+// caller's and must live until the work is done. Sending and receiving buffers may be equal or,
+// where NCCL's in-place rules say so, offset; count may be 0 (done at once).
 //
 // Thread-safe: calls from several threads are taken one after another; ranks must start
 // the same works in the same order. progress() may be called from any thread.
 //
-// Every reduction is done in the order that plugin/collectives/order.h documents, the same in each run.
-// 8- and 16-bit floats are accumulated in fp32 and rounded once.
+// Every reduction is done in the order that plugin/collectives/order.h documents, the same in each
+// run. 8- and 16-bit floats are accumulated in fp32 and rounded once.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -91,28 +91,28 @@ class Communicator {
   // A name for messages: "comm 0x1a2b".
   virtual std::string_view name() const = 0;
 
-  virtual Status all_reduce(const void* send, void* recv, size_t count, DataType type, Reduction reduction,
-                            const CallTag& tag, WorkPtr* work) = 0;
+  virtual Status all_reduce(const void* send, void* recv, size_t count, DataType type,
+                            Reduction reduction, const CallTag& tag, WorkPtr* work) = 0;
   // recv_count elements to each rank; send holds size() * recv_count.
   virtual Status reduce_scatter(const void* send, void* recv, size_t recv_count, DataType type,
                                 Reduction reduction, const CallTag& tag, WorkPtr* work) = 0;
   // send_count elements from each rank; recv holds size() * send_count.
-  virtual Status all_gather(const void* send, void* recv, size_t send_count, DataType type, const CallTag& tag,
-                            WorkPtr* work) = 0;
+  virtual Status all_gather(const void* send, void* recv, size_t send_count, DataType type,
+                            const CallTag& tag, WorkPtr* work) = 0;
   // Like all_gather with a count per rank, known to all: recv holds their sum, in rank order.
-  virtual Status all_gather_v(const void* send, void* recv, std::span<const size_t> counts, DataType type,
-                              const CallTag& tag, WorkPtr* work) = 0;
+  virtual Status all_gather_v(const void* send, void* recv, std::span<const size_t> counts,
+                              DataType type, const CallTag& tag, WorkPtr* work) = 0;
   // count elements to and from each rank.
-  virtual Status all_to_all(const void* send, void* recv, size_t count, DataType type, const CallTag& tag,
-                            WorkPtr* work) = 0;
+  virtual Status all_to_all(const void* send, void* recv, size_t count, DataType type,
+                            const CallTag& tag, WorkPtr* work) = 0;
   virtual Status broadcast(const void* send, void* recv, size_t count, DataType type, int root,
                            const CallTag& tag, WorkPtr* work) = 0;
-  virtual Status reduce(const void* send, void* recv, size_t count, DataType type, Reduction reduction, int root,
+  virtual Status reduce(const void* send, void* recv, size_t count, DataType type,
+                        Reduction reduction, int root, const CallTag& tag, WorkPtr* work) = 0;
+  virtual Status gather(const void* send, void* recv, size_t count, DataType type, int root,
                         const CallTag& tag, WorkPtr* work) = 0;
-  virtual Status gather(const void* send, void* recv, size_t count, DataType type, int root, const CallTag& tag,
-                        WorkPtr* work) = 0;
-  virtual Status scatter(const void* send, void* recv, size_t count, DataType type, int root, const CallTag& tag,
-                         WorkPtr* work) = 0;
+  virtual Status scatter(const void* send, void* recv, size_t count, DataType type, int root,
+                         const CallTag& tag, WorkPtr* work) = 0;
   // Point to point; matched in order per pair of ranks; rank() itself is a legal peer.
   virtual Status send(const void* data, size_t count, DataType type, int peer, WorkPtr* work) = 0;
   virtual Status recv(void* data, size_t count, DataType type, int peer, WorkPtr* work) = 0;
@@ -120,11 +120,12 @@ class Communicator {
   // Moves whatever can be moved now; never blocks. Returns true when something moved.
   virtual bool progress() = 0;
 
-  // Sleeps until the transport has something to do or the time is over. Only for side channels, whose
-  // transport is made to wake its owner; others return at once.
+  // Sleeps until the transport has something to do or the time is over. Only for side channels,
+  // whose transport is made to wake its owner; others return at once.
   virtual void wait_event(int timeout_ms) = 0;
 
-  // The error that ended this communicator, or ok. Once it failed, every work fails with it at once.
+  // The error that ended this communicator, or ok. Once it failed, every work fails with it at
+  // once.
   virtual Status async_error() const = 0;
 
   // Fails everything under way here and, by message, on the other ranks. Returns at once.
@@ -137,8 +138,9 @@ class Communicator {
   virtual ByteCounters counters() const = 0;
 };
 
-// Drives the communicator until over() says so. Where nothing moves for SCAPE_TIMEOUT the communicator
-// is aborted, after which over() must come true. Spins, then yields, since ranks may outnumber cores.
+// Drives the communicator until over() says so. Where nothing moves for SCAPE_TIMEOUT the
+// communicator is aborted, after which over() must come true. Spins, then yields, since ranks may
+// outnumber cores.
 void drive(Communicator& communicator, const std::function<bool()>& over);
 
 // The same until the work is done; its status.
