@@ -31,7 +31,6 @@ SCAPE_SETTING_STRING(socket_ifname, "NCCL_SOCKET_IFNAME", "",
                      "exactly")
 SCAPE_SETTING_CHOICE(socket_family, "NCCL_SOCKET_FAMILY", "any", "any|AF_INET|AF_INET6",
                      "address family the bootstrap may use")
-SCAPE_SETTING_STRING(host_id, "NCCL_HOSTID", "", "name of this host, where several share one machine")
 SCAPE_SETTING_REAL(sparsity, "SCAPE_SPARSITY", 0.99, 0, 0.999999,
                    "fraction of a registered buffer's elements not sent, where its registration names none")
 SCAPE_SETTING_INT(dense_steps, "SCAPE_DENSE_STEPS", 20, 1, 1000000000,
