@@ -1,5 +1,9 @@
 #include "tests/unit/plugin/testing.h"
 
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 
@@ -30,11 +34,23 @@ void put(std::vector<std::byte>* bytes, size_t i, uint64_t bits, size_t size) {
 }  // namespace
 
 UniqueId new_id() {
+  int ends[2];
   UniqueId id;
-  if (const Status status = make_unique_id(&id); !status.ok()) {
-    std::fprintf(stderr, "%s\n", status.message().c_str());
-    std::abort();
+  if (::pipe(ends) != 0) std::abort();
+  const pid_t server = ::fork();
+  if (server == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (const Status status = make_unique_id(&id); !status.ok()) {
+      std::fprintf(stderr, "%s\n", status.message().c_str());
+      std::_Exit(1);
+    }
+    if (::write(ends[1], &id, sizeof id) != sizeof id) std::_Exit(1);
+    ::close(ends[1]);
+    for (;;) ::pause();
   }
+  ::close(ends[1]);
+  if (server < 0 || ::read(ends[0], &id, sizeof id) != sizeof id) std::abort();
+  ::close(ends[0]);
   return id;
 }
 

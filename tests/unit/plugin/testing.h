@@ -34,7 +34,9 @@ std::vector<std::byte> small_values(DataType type, size_t count, uint64_t seed);
 // but nothing overflows.
 std::vector<std::byte> rough_values(DataType type, size_t count, uint64_t seed);
 
-// A fresh id; its root is served by this process.
+// A fresh id. Its root is served by a process that ends with this one: this one goes on to fork
+// ranks, and a process that forks should have no threads (the thread sanitizer takes it for
+// granted).
 UniqueId new_id();
 
 double seconds_since(std::chrono::steady_clock::time_point start);
