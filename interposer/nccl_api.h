@@ -3,7 +3,8 @@
 // Names are NCCL's, in namespace scape::nccl, so that a test can hold them against the real nccl.h
 // in one translation unit (tests/unit/interposer/nccl_header_test.cc). Structures that NCCL
 // versions by their leading size are declared in their newest form; nothing beyond a caller's size
-// is ever read.
+// is ever read. Enumerations have the type that C compilers give them spelt out: callers may pass
+// any value of it, which would otherwise be undefined before it could be refused.
 #pragma once
 
 #include <climits>
@@ -33,7 +34,7 @@ struct ncclUniqueId {
   char internal[128];
 };
 
-enum ncclResult_t {
+enum ncclResult_t : unsigned {
   ncclSuccess = 0,
   ncclUnhandledCudaError = 1,
   ncclSystemError = 2,
@@ -46,7 +47,7 @@ enum ncclResult_t {
   ncclNumResults = 9,
 };
 
-enum ncclRedOp_t {
+enum ncclRedOp_t : unsigned {
   ncclSum = 0,
   ncclProd = 1,
   ncclMax = 2,
@@ -56,7 +57,7 @@ enum ncclRedOp_t {
   ncclMaxRedOp = INT_MAX,
 };
 
-enum ncclDataType_t {
+enum ncclDataType_t : unsigned {
   ncclInt8 = 0,
   ncclUint8 = 1,
   ncclInt32 = 2,
@@ -72,9 +73,9 @@ enum ncclDataType_t {
   ncclNumTypes = 12,
 };
 
-enum ncclScalarResidence_t { ncclScalarDevice = 0, ncclScalarHostImmediate = 1 };
+enum ncclScalarResidence_t : unsigned { ncclScalarDevice = 0, ncclScalarHostImmediate = 1 };
 
-enum ncclCommMemStat_t {
+enum ncclCommMemStat_t : unsigned {
   ncclStatGpuMemSuspend = 0,
   ncclStatGpuMemSuspended = 1,
   ncclStatGpuMemPersist = 2,

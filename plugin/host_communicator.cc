@@ -612,8 +612,7 @@ Status HostCommunicator::start(const Arguments& arguments, const CallTag& tag, W
   descriptor.type = static_cast<uint8_t>(arguments.type);
   descriptor.op = static_cast<uint8_t>(arguments.reduction.op);
   descriptor.registered = tag.registered ? 1 : 0;
-  std::memcpy(descriptor.name, tag.name.data(),
-              std::min(tag.name.size(), sizeof descriptor.name - 1));
+  tag.name.copy(descriptor.name, sizeof descriptor.name - 1);
   if (lifeline_ != nullptr) lifeline_->started(channel_, descriptor);
   if (arguments.count == 0) {
     // Over at once; whoever calls something else here has to hear of it.
