@@ -379,7 +379,8 @@ Status HostCommunicator::async_error() const {
 }
 
 ByteCounters HostCommunicator::counters() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  // Without the lock: process_counters() comes here with the registry's, which making a side
+  // channel takes inside this one.
   ByteCounters counters;
   if (executor_->transport() == nullptr) return counters;
   const TransportCounters moved = executor_->transport()->counters();

@@ -85,7 +85,7 @@ class Transport {
   virtual int event_fd() const = 0;
   virtual bool arm() = 0;
 
-  virtual TransportCounters counters() const = 0;
+  virtual TransportCounters counters() const = 0;  // any thread may ask, at any time
 };
 
 struct TransportOptions {

@@ -111,6 +111,16 @@ class Context {
   ucp_context_h handle_ = nullptr;
 };
 
+// Written by whoever drives the transport, one at a time, and read by anybody.
+struct Traffic {
+  std::atomic<uint64_t> bytes{0}, messages{0};
+
+  void add(size_t more) {
+    bytes.store(bytes.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
+    messages.store(messages.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+};
+
 class UcxTransport final : public Transport {
  public:
   ~UcxTransport() override {
@@ -163,8 +173,7 @@ class UcxTransport final : public Transport {
     param.cb.send = &UcxTransport::on_sent;
     param.user_data = operation;
     const ucs_status_ptr_t request = ucp_tag_send_nbx(endpoint, data, bytes, tag, &param);
-    counters_.sent_bytes += bytes;
-    ++counters_.sent_messages;
+    sent_.add(bytes);
     if (request == nullptr) return end(operation, Outcome::kDone);
     if (UCS_PTR_IS_ERR(request)) return end(operation, Outcome::kFailed);
     operation->handle = request;
@@ -218,7 +227,9 @@ class UcxTransport final : public Transport {
 
   int event_fd() const override { return event_fd_; }
   bool arm() override { return ucp_worker_arm(worker_) == UCS_OK; }
-  TransportCounters counters() const override { return counters_; }
+  TransportCounters counters() const override {
+    return {sent_.bytes, received_.bytes, sent_.messages, received_.messages};
+  }
 
  private:
   // UCX aborts where it runs out of descriptors in the middle of making a worker.
@@ -310,8 +321,7 @@ class UcxTransport final : public Transport {
   void received(Operation* operation, ucs_status_t status, const ucp_tag_recv_info_t* info) {
     if (status == UCS_OK) {
       operation->received = info->length;
-      counters_.received_bytes += info->length;
-      ++counters_.received_messages;
+      received_.add(info->length);
     }
     end(operation, status == UCS_OK                      ? Outcome::kDone
                    : status == UCS_ERR_MESSAGE_TRUNCATED ? Outcome::kTruncated
@@ -357,7 +367,7 @@ class UcxTransport final : public Transport {
   Operation* ended_ = nullptr;
   size_t in_flight_ = 0;
   bool abandoned_ = false;
-  TransportCounters counters_;
+  Traffic sent_, received_;
 };
 
 Status make(const TransportOptions& options, std::unique_ptr<Transport>* out) {
