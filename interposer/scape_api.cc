@@ -32,7 +32,7 @@ Status begin() {
 
 Status check_pointer(const void* pointer, const char* what) {
   if (pointer != nullptr) return {};
-  return error(SCAPE_ERR_ARGUMENT, "%s is null", what);
+  return error(SCAPE_ERR_ARGUMENT, "%s is null; pass its address", what);
 }
 
 // Runs `step`, a callable that takes the masked buffer, on the buffer of the last call of (address,
@@ -316,28 +316,32 @@ scape_status scape_flush(void* buffer, size_t count, float* param, double lr, do
 }
 
 scape_status scape_read_mask(const void* buffer, size_t count, uint64_t* words, size_t capacity) {
-  return guarded("scape_read_mask", [&] {
+  return guarded("scape_read_mask", [&]() -> Status {
+    SCAPE_RETURN_IF_ERROR(check_pointer(words, "words"));
     return with_buffer(buffer, count,
                        [&](MaskedBuffer& masked) { return masked.read_mask(words, capacity); });
   });
 }
 
 scape_status scape_read_ages(const void* buffer, size_t count, uint16_t* ages, size_t capacity) {
-  return guarded("scape_read_ages", [&] {
+  return guarded("scape_read_ages", [&]() -> Status {
+    SCAPE_RETURN_IF_ERROR(check_pointer(ages, "ages"));
     return with_buffer(buffer, count,
                        [&](MaskedBuffer& masked) { return masked.read_ages(ages, capacity); });
   });
 }
 
 scape_status scape_read_residual(const void* buffer, size_t count, float* out, size_t capacity) {
-  return guarded("scape_read_residual", [&] {
+  return guarded("scape_read_residual", [&]() -> Status {
+    SCAPE_RETURN_IF_ERROR(check_pointer(out, "out"));
     return with_buffer(buffer, count,
                        [&](MaskedBuffer& masked) { return masked.read_residual(out, capacity); });
   });
 }
 
 scape_status scape_read_moment(const void* buffer, size_t count, float* out, size_t capacity) {
-  return guarded("scape_read_moment", [&] {
+  return guarded("scape_read_moment", [&]() -> Status {
+    SCAPE_RETURN_IF_ERROR(check_pointer(out, "out"));
     return with_buffer(buffer, count,
                        [&](MaskedBuffer& masked) { return masked.read_moment(out, capacity); });
   });

@@ -1,0 +1,53 @@
+// Mistakes and mishaps that a caller must be told of: with the argument, the value or the rank, and
+// never by a crash.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "tests/functional/cases/case.h"
+
+namespace scape::cases {
+namespace {
+
+bool error_names(const std::string& what) {
+  return std::string(scape_last_error()).find(what) != std::string::npos;
+}
+
+RANKED_CASE(null_results_are_refused, 1) {
+  ncclComm_t comm = self.init();
+  std::vector<float> buffer(256, 1.0f);
+  add(buffer.data(), 256, "read", 0.25);
+  all_reduce(buffer, comm);
+  CHECK(scape_read_mask(buffer.data(), 256, nullptr, 4) == SCAPE_ERR_ARGUMENT);
+  CHECK_SAYING(error_names("words is null"), scape_last_error());
+  CHECK(scape_read_ages(buffer.data(), 256, nullptr, 256) == SCAPE_ERR_ARGUMENT);
+  CHECK_SAYING(error_names("ages is null"), scape_last_error());
+  CHECK(scape_read_residual(buffer.data(), 256, nullptr, 256) == SCAPE_ERR_ARGUMENT);
+  CHECK_SAYING(error_names("out is null"), scape_last_error());
+  CHECK(scape_read_moment(buffer.data(), 256, nullptr, 256) == SCAPE_ERR_ARGUMENT);
+  CHECK_SAYING(error_names("out is null"), scape_last_error());
+  std::vector<uint64_t> mask(4);
+  SCAPE(scape_read_mask(buffer.data(), 256, mask.data(), mask.size()));
+}
+
+// Rank 1 is there, but does not call.
+RANKED_CASE(a_rank_that_stays_away_is_named, 3) {
+  ::setenv("SCAPE_TIMEOUT", "1", 1);  // before the first call, which reads it
+  ncclComm_t comm = self.init();
+  std::vector<float> buffer(1000, 1.0f);
+  all_reduce(buffer, comm);
+  if (self.rank != 1) {
+    CHECK(ncclAllReduce(buffer.data(), buffer.data(), 1000, ncclFloat32, ncclSum, comm, nullptr) ==
+          ncclRemoteError);
+    const std::string why = ncclGetLastError(comm);
+    CHECK_SAYING(why.find("SCAPE_TIMEOUT") != std::string::npos, why);
+    CHECK_SAYING(why.find("waits for rank 1") != std::string::npos, why);
+  }
+  self.meet("over");
+  NCCL(ncclCommAbort(comm));
+}
+
+}  // namespace
+}  // namespace scape::cases
