@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -171,7 +172,14 @@ std::vector<Outcome> run(const std::vector<Run>& runs) {
       ready.push_back({child.out, POLLIN, 0});
       ready.push_back({child.err, POLLIN, 0});
     }
-    ::poll(ready.data(), ready.size(), 20);
+    // Where all have closed their ends only their exit is left to wait for.
+    const bool silent =
+        std::all_of(ready.begin(), ready.end(), [](const pollfd& entry) { return entry.fd < 0; });
+    if (silent) {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    } else {
+      ::poll(ready.data(), ready.size(), 20);
+    }
     for (size_t i = 0; i < children.size(); ++i) {
       Child& child = children[i];
       if (child.over) continue;
@@ -181,10 +189,11 @@ std::vector<Outcome> run(const std::vector<Run>& runs) {
         child.err = (::close(child.err), -1);
       int state = 0;
       bool killed = false;
-      pid_t ended = ::waitpid(child.pid, &state, WNOHANG);
+      rusage used{};
+      pid_t ended = ::wait4(child.pid, &state, WNOHANG, &used);
       if (ended == 0 && seconds_since(begin) > runs[i].limit_s * test::kSlowdown) {
         ::kill(-child.pid, SIGKILL);
-        ended = ::waitpid(child.pid, &state, 0);
+        ended = ::wait4(child.pid, &state, 0, &used);
         killed = true;
       }
       if (ended == 0) continue;
@@ -201,6 +210,10 @@ std::vector<Outcome> run(const std::vector<Run>& runs) {
       }
       child.out = child.err = -1;
       child.outcome.seconds = seconds_since(begin);
+      for (const timeval& part : {used.ru_utime, used.ru_stime}) {
+        child.outcome.cpu_seconds +=
+            static_cast<double>(part.tv_sec) + static_cast<double>(part.tv_usec) * 1e-6;
+      }
       child.outcome.status = killed             ? -1
                              : WIFEXITED(state) ? WEXITSTATUS(state)
                                                 : 128 + WTERMSIG(state);
@@ -212,6 +225,18 @@ std::vector<Outcome> run(const std::vector<Run>& runs) {
 }
 
 Outcome run(const Run& one) { return run(std::vector<Run>{one}).front(); }
+
+std::vector<Outcome> expect(const std::vector<Run>& runs, const std::vector<int>& statuses) {
+  const std::vector<Outcome> outcomes = run(runs);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    CHECK_SAYING(outcomes[i].status == statuses[i], "rank " + std::to_string(i) + " ended with " +
+                                                        std::to_string(outcomes[i].status) + ":\n" +
+                                                        outcomes[i].err);
+    CHECK_SAYING(outcomes[i].out.empty(), outcomes[i].out);
+  }
+  std::filesystem::remove_all(runs.front().environment.at("FIELD_CASE_FOLDER"));
+  return outcomes;
+}
 
 std::vector<Run> rank_runs(const std::string& name, int ranks, const std::string& with) {
   char folder[] = "/tmp/scape_case_XXXXXX";
@@ -306,6 +331,20 @@ void Conservation::check(Rank&, ncclComm_t comm, const void* address, double tol
                  "element " + std::to_string(i) + ": given " + std::to_string(given[i]) +
                      ", returned " + std::to_string(out_[i]) + ", kept " + std::to_string(kept[i]));
   }
+}
+
+size_t open_sockets() {
+  size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;  // the descriptor of this very listing
+    const std::string target = std::filesystem::read_symlink(entry.path(), gone);
+    count += target.rfind("socket:", 0) == 0;
+  }
+  return count;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
 }
 
 std::vector<float> values_of(const Rank& self, int step, size_t count) {

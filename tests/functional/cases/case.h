@@ -60,9 +60,12 @@ struct Outcome {
   int status = -1;  // of exit; 128 + n for signal n; -1 when the limit ended it
   std::string out, err;
   double seconds = 0;
+  double cpu_seconds = 0;  // its own and those of its children
 };
 std::vector<Outcome> run(const std::vector<Run>& runs);
 Outcome run(const Run& one);
+// Runs of a case's ranks that have to end with these statuses, and write nothing to stdout.
+std::vector<Outcome> expect(const std::vector<Run>& runs, const std::vector<int>& statuses);
 // The runs of `ranks` ranks of the case `name`; its rank function reads `argument` from argument().
 std::vector<Run> rank_runs(const std::string& name, int ranks, const std::string& argument = "");
 std::string argument();
@@ -125,6 +128,11 @@ class Conservation {
  private:
   std::vector<double> in_, out_;
 };
+
+// Sockets that this process has open.
+size_t open_sockets();
+
+bool contains(const std::string& text, const std::string& part);
 
 // Small integers that differ by rank, step and element, so that sums are exact.
 std::vector<float> values_of(const Rank& self, int step, size_t count);

@@ -160,6 +160,7 @@ RANKED_CASE(init_with_every_size_of_config, 2) {
 }
 
 RANKED_CASE(init_scalable_and_all, 2) {
+  const size_t sockets = open_sockets();
   ncclUniqueId ids[2] = {self.next_id(), self.next_id()};
   ncclComm_t comm = nullptr;
   NCCL(ncclCommInitRankScalable(&comm, 2, self.rank, 2, ids, nullptr));
@@ -169,6 +170,7 @@ RANKED_CASE(init_scalable_and_all, 2) {
   NCCL(ncclCommCuDevice(comm, &device));
   CHECK(count == 2 && rank == self.rank && device == 0);
   NCCL(ncclCommDestroy(comm));
+  CHECK(open_sockets() == sockets);  // those of the ids that were not needed, too
 
   // Three ranks in one process and one thread.
   ncclComm_t comms[3] = {};

@@ -1,5 +1,5 @@
 // Links the library that calls early, and says how it went.
-void print_early_answers();
+extern "C" void print_early_answers();
 
 int main() {
   print_early_answers();

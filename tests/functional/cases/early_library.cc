@@ -23,6 +23,6 @@ __attribute__((constructor)) void call_early() {
 
 }  // namespace
 
-__attribute__((visibility("default"))) void print_early_answers() {
+extern "C" __attribute__((visibility("default"))) void print_early_answers() {
   std::printf("early calls: %d %d %d\n", answers[0], answers[1], answers[2]);
 }

@@ -170,6 +170,11 @@ RANKED_CASE(F16_sparsities_differ, 2) {
   CHECK(since(start) < 10);
   const std::string why = ncclGetLastError(comm);
   CHECK_SAYING(why.find("0.9") != std::string::npos && why.find("0.8") != std::string::npos, why);
+  const auto again = std::chrono::steady_clock::now();
+  CHECK(ncclAllReduce(buffer.data(), buffer.data(), 1000, ncclFloat32, ncclSum, comm, nullptr) !=
+        ncclSuccess);
+  CHECK(since(again) < 1);
+  self.meet("both have heard of it");
   NCCL(ncclCommAbort(comm));
 }
 
@@ -232,16 +237,24 @@ RANKED_CASE(F18_in_and_out_of_place, 4) {
   add(in_place.data(), 200, "in place", 0.2);
   add(source.data(), 200, "source", 0.2);
   add(target2.data(), 200, "target", 0.2);
+  Conservation sums(200), sums_of_source(200), sums_of_target(200);
   for (int step = 0; step < 6; ++step) {
     const std::vector<float> values = values_of(self, step, 200);
     in_place = source = source2 = values;
+    for (Conservation* each : {&sums, &sums_of_source, &sums_of_target}) each->input(values);
     all_reduce(in_place, comm);
     NCCL(ncclAllReduce(source.data(), target.data(), 200, ncclFloat32, ncclSum, comm, nullptr));
     NCCL(ncclAllReduce(source2.data(), target2.data(), 200, ncclFloat32, ncclSum, comm, nullptr));
     CHECK(source == values && source2 == values);
     CHECK(target == in_place && target2 == in_place);
+    sums.output(in_place);
+    sums_of_source.output(target);
+    sums_of_target.output(target2);
     check_agreement(self, comm, in_place.data(), 800);
   }
+  sums.check(self, comm, in_place.data());
+  sums_of_source.check(self, comm, source.data());
+  sums_of_target.check(self, comm, target2.data());
 
   // All-gather and reduce-scatter, 50 a rank, in and out of place.
   const std::vector<float> mine = values_of(self, 1, 50);
@@ -281,11 +294,16 @@ RANKED_CASE(F18_in_and_out_of_place, 4) {
   // 203 elements in a buffer padded to 204: the pad is nobody's.
   std::vector<float> padded(204);
   add(padded.data(), 204, "padded", 0.2);
+  Conservation padded_sums(203);
   for (int step = 0; step < 4; ++step) {
     fill(padded, values_of(self, step, 203));
+    padded_sums.input(padded);
     NCCL(ncclAllReduce(padded.data(), padded.data(), 203, ncclFloat32, ncclSum, comm, nullptr));
+    padded_sums.output(padded);
+    check_agreement(self, comm, padded.data(), 816);
     CHECK(padded[203] == 0);
   }
+  padded_sums.check(self, comm, padded.data());
   NCCL(ncclCommDestroy(comm));
 }
 
@@ -307,18 +325,22 @@ void single_rank(ncclComm_t comm, ncclDataType_t type, scape_dtype dtype, size_t
     }
     NCCL(ncclAllReduce(buffer.data(), target.data(), count, type, twice, comm, nullptr));
     for (size_t i = 0; i < count; ++i) CHECK(target[i] == (i % 3 == 0 ? T{} : two));
+    NCCL(ncclAllReduce(buffer.data(), buffer.data(), count, type, twice, comm, nullptr));
+    CHECK(buffer == target);
   }
   SCAPE(scape_unregister(registration));
   NCCL(ncclRedOpDestroy(twice, comm));
 }
 
 RANKED_CASE(F19_single_rank, 1) {
+  const size_t sockets = open_sockets();
   ncclComm_t comm = self.init();
   for (size_t count : {1, 7, 8, 9, 63, 64, 65, 1000}) {
     single_rank<float>(comm, ncclFloat32, SCAPE_FLOAT32, count, 1.f, 2.f);
     single_rank<uint16_t>(comm, ncclFloat16, SCAPE_FLOAT16, count, 0x3c00, 0x4000);
     single_rank<uint16_t>(comm, ncclBfloat16, SCAPE_BFLOAT16, count, 0x3f80, 0x4000);
   }
+  CHECK(open_sockets() == sockets);
   NCCL(ncclCommDestroy(comm));
 }
 

@@ -2,9 +2,15 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <set>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 #include "tests/functional/cases/case.h"
 
@@ -37,9 +43,45 @@ float from_bf16(uint16_t bits16) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits16) << 16);
 }
 
-// A non-finite value on one rank: seen by all within two steps, counted, and the mask stays valid.
-RANKED_CASE(F08_nonfinite_values, 2) {
+// The kernels that a case runs with, one after the other; a CPU that lacks one takes its best.
+const char* const kSimd[] = {"scalar", "baseline", "avx2", "avx512"};
+
+// Runs the ranks of `name` once for each kind of kernels and demands that all print one line.
+void same_with_all_kernels(const std::string& name) {
+  std::string first;
+  for (const char* simd : kSimd) {
+    std::vector<Run> runs = rank_runs(name, 2);
+    for (Run& one : runs) one.environment["SCAPE_SIMD"] = simd;
+    for (const Outcome& outcome : expect(runs, {0, 0})) {
+      const size_t at = outcome.err.find("masks of this run: ");
+      CHECK_SAYING(at != std::string::npos, outcome.err);
+      const std::string line = outcome.err.substr(at, outcome.err.find('\n', at) - at);
+      if (first.empty()) first = line;
+      CHECK_SAYING(line == first, std::string(simd) + ": " + line + ", not " + first);
+    }
+  }
+}
+
+// All masks that a rank has seen, as one number.
+class MaskDigest {
+ public:
+  void add(const std::vector<uint64_t>& mask) {
+    for (uint64_t word : mask) digest_ = (digest_ ^ word) * 0x9e3779b97f4a7c15 + (digest_ >> 29);
+  }
+  void print() const {
+    std::fprintf(stderr, "masks of this run: %016llx\n", static_cast<unsigned long long>(digest_));
+  }
+
+ private:
+  uint64_t digest_ = 1;
+};
+
+// Non-finite values on one rank: seen by all within two steps, each counted or part of a skip, and
+// the mask stays valid.
+LAUNCHED_CASE(F08_nonfinite_values) { same_with_all_kernels("F08_nonfinite_values"); }
+RANK_PART(F08_nonfinite_values) {
   ncclComm_t comm = self.init();
+  MaskDigest digest;
   for (int variant = 0; variant < 4; ++variant) {
     std::vector<float> buffer(64);
     const scape_registration registration = add(buffer.data(), 64, "nonfinite", 0.125);
@@ -55,21 +97,39 @@ RANKED_CASE(F08_nonfinite_values, 2) {
     if (self.rank == 0 && variant == 1) std::fill_n(buffer.begin(), 20, kInf);
     if (self.rank == 0 && variant == 2) std::fill(buffer.begin(), buffer.end(), kNan);
     if (self.rank == 0 && variant == 3) buffer[63] = -kNan, buffer[62] = kNan;
-    bool seen = false;
+    std::set<size_t> waiting;  // elements of this rank's residual that are not finite
+    for (size_t i = 0; i < 64; ++i) {
+      if (!std::isfinite(buffer[i])) waiting.insert(i);
+    }
+    uint64_t met = 0;
+    int seen_after = -1;
     uint64_t skipped = 0;
     for (int step = 0; step < 4; ++step) {
       all_reduce(buffer, comm);
-      seen |= std::any_of(buffer.begin(), buffer.end(),
-                          [](float value) { return !std::isfinite(value); });
+      const bool seen = std::any_of(buffer.begin(), buffer.end(),
+                                    [](float value) { return !std::isfinite(value); });
+      if (seen && seen_after < 0) seen_after = step;
       check_agreement(self, comm, buffer.data(), 256);
       const std::vector<uint64_t> mask = mask_of(buffer.data(), 64);
       check_agreement(self, comm, mask.data(), 8);
-      CHECK(bits(mask) == 8 || bits(mask) == 64);
-      skipped = stats_of(buffer.data(), 64).skipped_steps;
+      CHECK(bits(mask) == 8);
+      digest.add(mask);
+      // In the mask they make the step a skip and are gone; off it they are met when this rank
+      // reads the only partition's scores, every other step.
+      std::erase_if(waiting, [&](size_t i) { return in_mask(mask, i); });
+      const scape_stats stats = stats_of(buffer.data(), 64);
+      if ((static_cast<uint64_t>(self.rank) + stats.step - 1) % 2 == 0) {
+        met += waiting.size();
+        waiting.clear();
+      }
+      CHECK_SAYING(stats.nonfinite_values == met,
+                   std::to_string(stats.nonfinite_values) + " counted, not " + std::to_string(met));
+      skipped = stats.skipped_steps;
       finite();
     }
-    CHECK(seen);
+    CHECK(seen_after >= 0 && seen_after <= 2);
     CHECK(skipped >= 1);
+    CHECK(waiting.empty());
     // Afterwards it works as before.
     for (int step = 0; step < 3; ++step) {
       finite();
@@ -77,23 +137,22 @@ RANKED_CASE(F08_nonfinite_values, 2) {
       for (float value : buffer) CHECK(std::isfinite(value));
     }
     CHECK(stats_of(buffer.data(), 64).skipped_steps == skipped);
-    const scape_stats stats = stats_of(nullptr, 0);
-    int64_t met = static_cast<int64_t>(stats.nonfinite_values + stats.skipped_steps);
-    NCCL(ncclAllReduce(&met, &met, 1, ncclInt64, ncclSum, comm, nullptr));
-    CHECK(met > 0);
     SCAPE(scape_unregister(registration));
   }
+  digest.print();
   NCCL(ncclCommDestroy(comm));
 }
 
-RANKED_CASE(F09_ties_and_zeros, 2) {
+LAUNCHED_CASE(F09_ties_and_zeros) { same_with_all_kernels("F09_ties_and_zeros"); }
+RANK_PART(F09_ties_and_zeros) {
   ncclComm_t comm = self.init();
+  MaskDigest digest;
   const auto pattern = [](int kind, size_t i) -> float {
     switch (kind) {
       case 0:
         return 3;
       case 1:
-        return 0;
+        return i % 2 == 0 ? 0.0f : -0.0f;
       case 2:
         return i % 20 == 7 ? 5 : 0;
       case 3:
@@ -125,9 +184,11 @@ RANKED_CASE(F09_ties_and_zeros, 2) {
       CHECK(masks == first);
       SCAPE(scape_unregister(registration));
     }
+    digest.add(first);
     // Where all magnitudes are equal the ties go to the lowest index of each partition.
     if (kind == 0 || kind == 1 || kind == 3) CHECK(first[2] == 0xffff && first[3] == 0xff);
   }
+  digest.print();
   NCCL(ncclCommDestroy(comm));
 }
 
@@ -179,41 +240,32 @@ RANKED_CASE(F10_impossible_and_extreme_ratios, 2) {
     CHECK(registration == nullptr);
     CHECK(std::string(scape_last_error()).find("sparsity") != std::string::npos);
   }
-  // Magnitudes count, not values: after one dense step the residuals are this step's gradients.
+  // Magnitudes count, not values: after the dense step the first moment is in their proportion.
   {
     float buffer[4] = {0, 0, 0, 0};
     const scape_config config = gradient_config("signs", 0.5);
     scape_registration registration = nullptr;
     SCAPE(scape_register(buffer, 4, SCAPE_FLOAT32, &config, &registration));
-    // Elements 1 and 2 are tie-broken into the first masks; then what is held back decides.
-    std::set<size_t> taken;
-    for (int step = 0; step < 4; ++step) {
+    for (int step = 0; step < 2; ++step) {
       const float values[4] = {-9, 1, 2, -8};
       std::copy(values, values + 4, buffer);
       NCCL(ncclAllReduce(buffer, buffer, 4, ncclFloat32, ncclSum, comm, nullptr));
-      const std::vector<uint64_t> mask = mask_of(buffer, 4);
-      if (step == 3) {
-        for (size_t i = 0; i < 4; ++i) {
-          if (in_mask(mask, i)) taken.insert(i);
-        }
-      }
     }
-    CHECK(taken.size() == 2);
-    CHECK(taken.count(0) + taken.count(3) >= 1);
+    CHECK(mask_of(buffer, 4) == std::vector<uint64_t>{0b1001});
   }
   NCCL(ncclCommDestroy(comm));
 }
 
 template <typename T>
-void odd_lengths(Rank& self, ncclComm_t comm, ncclDataType_t type, scape_dtype dtype, T one,
-                 T large) {
+void odd_lengths(Rank& self, ncclComm_t comm, int turn, ncclDataType_t type, scape_dtype dtype,
+                 T one, T large) {
   constexpr size_t kGuard = 64;
   const T mark = static_cast<T>(one + one);
-  std::vector<size_t> counts;
-  for (size_t count = 1; count <= 130; count += self.ranks == 2 ? 1 : 3) counts.push_back(count);
+  std::vector<size_t> counts(130);
+  std::iota(counts.begin(), counts.end(), size_t{1});
   for (size_t count : {255, 256, 257, 1023, 4097}) counts.push_back(count);
   for (size_t count : counts) {
-    const size_t shift = count % 4;
+    const size_t shift = (count + static_cast<size_t>(turn)) % 4;
     std::vector<T> memory(count + 2 * kGuard + 20);
     T* aligned = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) /
                                      sizeof(T) % (64 / sizeof(T));
@@ -226,6 +278,7 @@ void odd_lengths(Rank& self, ncclComm_t comm, ncclDataType_t type, scape_dtype d
       NCCL(ncclAllReduce(buffer, buffer, count, type, ncclSum, comm, nullptr));
       const std::vector<uint64_t> mask = mask_of(buffer, count);
       if (count % 64 != 0) CHECK(mask.back() >> count % 64 == 0);
+      CHECK(in_mask(mask, count - 1));
       check_agreement(self, comm, mask.data(), mask.size() * 8);
       check_agreement(self, comm, buffer, count * sizeof(T));
     }
@@ -237,9 +290,12 @@ void odd_lengths(Rank& self, ncclComm_t comm, ncclDataType_t type, scape_dtype d
 
 void odd_lengths_of_all_types(Rank& self) {
   ncclComm_t comm = self.init();
-  odd_lengths<float>(self, comm, ncclFloat32, SCAPE_FLOAT32, 1.f, 100.f);
-  odd_lengths<uint16_t>(self, comm, ncclFloat16, SCAPE_FLOAT16, 0x3c00, 0x5640);
-  odd_lengths<uint16_t>(self, comm, ncclBfloat16, SCAPE_BFLOAT16, 0x3f80, 0x42c8);
+  // Each count from each of four starts.
+  for (int turn = 0; turn < 4; ++turn) {
+    odd_lengths<float>(self, comm, turn, ncclFloat32, SCAPE_FLOAT32, 1.f, 100.f);
+    odd_lengths<uint16_t>(self, comm, turn, ncclFloat16, SCAPE_FLOAT16, 0x3c00, 0x5640);
+    odd_lengths<uint16_t>(self, comm, turn, ncclBfloat16, SCAPE_BFLOAT16, 0x3f80, 0x42c8);
+  }
   NCCL(ncclCommDestroy(comm));
 }
 RANKED_CASE(F11_odd_lengths_2_ranks, 2) { odd_lengths_of_all_types(self); }
@@ -342,6 +398,44 @@ void scaled_both_ways(Rank& self) {
 }
 RANKED_CASE(F13_scale_applied_once_3_ranks, 3) { scaled_both_ways(self); }
 RANKED_CASE(F13_scale_applied_once_4_ranks, 4) { scaled_both_ways(self); }
+
+#if defined(__x86_64__)
+// A rank whose program has denormals flushed (torch.set_flush_denormal(True)) gets the others'
+// bits.
+RANKED_CASE(denormals_are_kept_whatever_the_program_set, 2) {
+  constexpr size_t kCount = 640;
+  const unsigned before = _mm_getcsr();
+  if (self.rank == 1) _mm_setcsr(before | 0x8040);
+  const unsigned set = _mm_getcsr() & ~0x3fu;
+  ncclComm_t comm = self.init();
+  // Multiples of the smallest number there is, made as integers.
+  const auto tiny = [](size_t i) { return std::bit_cast<float>(static_cast<uint32_t>(i)); };
+  std::vector<float> plain(kCount), buffer(kCount), param(kCount), moment(kCount);
+  for (size_t i = 0; i < kCount; ++i) plain[i] = tiny(3 * i), param[i] = tiny(100 * i);
+  all_reduce(plain, comm);
+  for (size_t i = 0; i < kCount; ++i) CHECK(std::bit_cast<uint32_t>(plain[i]) == 6 * i);
+
+  scape_config config = gradient_config("tiny", 0.25);
+  config.role = SCAPE_ROLE_FUSED;
+  scape_registration registration = nullptr;
+  SCAPE(scape_register(buffer.data(), kCount, SCAPE_FLOAT32, &config, &registration));
+  for (int step = 0; step < 12; ++step) {
+    for (size_t i = 0; i < kCount; ++i) buffer[i] = tiny(1 + (i * 7919 + 13) % 4001);
+    all_reduce(buffer, comm, ncclAvg);
+    SCAPE(scape_adams_step(buffer.data(), kCount, param.data(), 1e-3, 0.1, nullptr));
+    SCAPE(scape_read_moment(buffer.data(), kCount, moment.data(), kCount));
+    const std::vector<uint64_t> mask = mask_of(buffer.data(), kCount);
+    check_agreement(self, comm, mask.data(), mask.size() * 8);
+    check_agreement(self, comm, moment.data(), kCount * 4);
+    check_agreement(self, comm, param.data(), kCount * 4);
+  }
+  size_t denormal = 0;
+  for (float value : moment) denormal += std::bit_cast<uint32_t>(value) - 1 < 0x7fffff;
+  CHECK(denormal > kCount / 2);
+  CHECK((_mm_getcsr() & ~0x3fu) == set);
+  NCCL(ncclCommDestroy(comm));
+}
+#endif
 
 }  // namespace
 }  // namespace scape::cases
