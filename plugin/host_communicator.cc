@@ -254,7 +254,7 @@ class HostCommunicator final : public Communicator {
   uint64_t cache_clock_ = 0;
   std::vector<uint64_t> sent_, received_;  // point to point messages, per peer
   std::deque<SelfMessage> self_sends_, self_receives_;
-  std::vector<std::function<bool()>> followups_;  // run after progress() until they return true
+  std::vector<std::function<bool()>> followups_;  // run after progress until they return true
   uint32_t turns_ = 0;
   Status failure_;
   std::atomic<uint64_t> offspring_{0};
@@ -395,26 +395,14 @@ ByteCounters HostCommunicator::counters() const {
 
 bool HostCommunicator::progress() {
   if (in_forked_child()) return false;
-  std::vector<std::function<bool()>> due;
-  bool moved = false;
-  {
-    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (!lock.owns_lock()) return false;
-    moved = progress_locked();
-    due.swap(followups_);
-  }
-  if (due.empty()) return moved;
-  // Not under the lock: they make communicators, which enter the counters of the process, and who
-  // reads those takes the locks the other way round.
-  std::erase_if(due, [](const std::function<bool()>& followup) { return followup(); });
-  std::lock_guard<std::mutex> lock(mutex_);
-  followups_.insert(followups_.end(), due.begin(), due.end());
-  return moved;
+  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  return lock.owns_lock() && progress_locked();
 }
 
 bool HostCommunicator::progress_locked() {
   const bool moved = failure_.ok() && executor_->progress();
   if (!executor_->trouble().ok() && failure_.ok()) fail_locked(executor_->trouble());
+  std::erase_if(followups_, [](const std::function<bool()>& followup) { return followup(); });
   if (++turns_ % (moved ? 1024 : 64) == 0) watch();
   return moved;
 }
