@@ -129,7 +129,8 @@ typedef struct scape_stats {
   uint64_t nonfinite_values;   /* non-finite values met off the mask and cleared */
   uint64_t payload_bytes;      /* masked values handed to the communicator */
   uint64_t mask_bytes;         /* encoded masks handed to the communicator */
-  uint64_t wire_bytes_sent;    /* by the process's transports, everything included */
+  uint64_t wire_bytes_sent;    /* by the process's transports, everything included; 0 where the
+                                  counters are those of one buffer or registration */
   uint64_t wire_bytes_received;
   uint64_t refreshes;          /* masks chosen */
   uint64_t refresh_waits;      /* calls that had to wait for the next mask */
