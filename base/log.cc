@@ -4,7 +4,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <string>
 
 #include "base/settings.h"
@@ -20,7 +22,11 @@ int log_descriptor() {
     const std::string& path = settings().log_file;
     if (path.empty()) return STDERR_FILENO;
     const int opened = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    return opened >= 0 ? opened : STDERR_FILENO;
+    if (opened >= 0) return opened;
+    ::dprintf(STDERR_FILENO,
+              "scape: SCAPE_LOG_FILE=\"%s\" cannot be opened: %s; log lines come here instead\n",
+              path.c_str(), std::strerror(errno));
+    return STDERR_FILENO;
   }();
   return descriptor;
 }

@@ -49,5 +49,17 @@ RANKED_CASE(a_rank_that_stays_away_is_named, 3) {
   NCCL(ncclCommAbort(comm));
 }
 
+// Lines are not lost where their file cannot be opened, and the reason is the first of them.
+LAUNCHED_CASE(a_log_file_that_cannot_be_opened_is_named) {
+  std::vector<Run> runs = rank_runs("a_log_file_that_cannot_be_opened_is_named", 1);
+  runs[0].environment["SCAPE_LOG"] = "info";
+  runs[0].environment["SCAPE_LOG_FILE"] = "/no/such/folder/log";
+  const Outcome outcome = expect(runs, {0}).front();
+  const size_t reason = outcome.err.find("SCAPE_LOG_FILE=\"/no/such/folder/log\"");
+  const size_t line = outcome.err.find("SCAPE INFO");
+  CHECK_SAYING(line != std::string::npos && reason < line, outcome.err);
+}
+RANK_PART(a_log_file_that_cannot_be_opened_is_named) { self.init(); }
+
 }  // namespace
 }  // namespace scape::cases
