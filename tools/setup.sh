@@ -17,7 +17,7 @@ packages="g++ cmake ninja-build pkg-config libucx-dev libhwloc-dev libhwy-dev li
 case $what in
   build) ;;
   demo) packages="$packages python3 python3-venv python3-dev" ;;
-  test) packages="$packages python3 python3-venv python3-dev git binutils procps iproute2 openmpi-bin libopenmpi-dev" ;;
+  test) packages="$packages python3 python3-venv python3-dev git binutils procps iproute2 qemu-user openmpi-bin libopenmpi-dev" ;;
   *) echo "usage: tools/setup.sh build|demo|test" >&2; exit 2 ;;
 esac
 
