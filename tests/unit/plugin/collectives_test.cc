@@ -1,6 +1,8 @@
 // All collectives over real UCX between real processes, against the single-process simulation.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "plugin/collectives/order.h"
 #include "tests/unit/plugin/testing.h"
 
@@ -54,7 +56,7 @@ std::string all_reduces(Communicator& communicator, DataType type, ReduceOp op, 
              communicator.all_reduce(send.data(), result.data() + 64, count, type,
                                      inputs.reductions[static_cast<size_t>(rank)], {}, &work),
              work));
-  SCAPE_RANK_EXPECT(std::memcmp(result.data() + 64, expected.data(), expected.size()) == 0);
+  SCAPE_RANK_EXPECT(std::equal(expected.begin(), expected.end(), result.begin() + 64));
   for (size_t i = 0; i < 64; ++i)
     SCAPE_RANK_EXPECT(result[i] == guard && result[64 + mine.size() + i] == guard);
   SCAPE_RANK_EXPECT(send == mine);
