@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "plugin/transport/bootstrap.h"
+#include "tests/support/slowdown.h"
 #include "tests/unit/plugin/testing.h"
 
 namespace scape::plugin::test {
@@ -225,14 +226,14 @@ TEST(Death, DuringCreationIsNamed) {
       Invitation invitation;
       SCAPE_RANK_EXPECT(Invitation::decode(id.bytes, &invitation));
       std::thread([] {
-        ::usleep(300000);
+        ::usleep(static_cast<useconds_t>(300000 * scape::test::kSlowdown));
         ::raise(SIGKILL);
       }).detach();
       std::shared_ptr<Communicator> communicator;
       SCAPE_RANK_OK(create_communicator(id, rank, size, &communicator));
       return "";
     }
-    if (rank == 1) ::usleep(1000000);
+    if (rank == 1) ::usleep(static_cast<useconds_t>(1000000 * scape::test::kSlowdown));
     std::shared_ptr<Communicator> communicator;
     const Status status = create_communicator(id, rank, size, &communicator);
     SCAPE_RANK_EXPECT(!status.ok());
