@@ -9,7 +9,7 @@ help: ## this list
 .PHONY: build
 build: ## the release preset, into build/release: libraries in lib/, programs in bin/
 	@tools/setup.sh build
-	cmake --preset release
+	cmake --preset release -DSCAPE_BUILD_TESTS=OFF
 	cmake --build --preset release
 
 .PHONY: demo
