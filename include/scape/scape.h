@@ -41,10 +41,14 @@
 #define SCAPE_VERSION_CODE (SCAPE_VERSION_MAJOR * 10000 + SCAPE_VERSION_MINOR * 100 + SCAPE_VERSION_PATCH)
 
 #ifdef __cplusplus
+/* The type that C compilers choose, spelt out: any value of it may be passed, and is refused. */
+#define SCAPE_ENUM : unsigned
 extern "C" {
+#else
+#define SCAPE_ENUM
 #endif
 
-typedef enum scape_status {
+typedef enum scape_status SCAPE_ENUM {
   SCAPE_OK = 0,
   SCAPE_ERR_INACTIVE = 1,  /* the library is not in the process, or SCAPE_ENABLE=0 */
   SCAPE_ERR_ARGUMENT = 2,  /* an argument is out of range */
@@ -60,11 +64,11 @@ typedef enum scape_status {
 } scape_status;
 
 /* Element type of a registered buffer, and of what travels (`config.payload`). */
-typedef enum scape_dtype { SCAPE_FLOAT32 = 0, SCAPE_BFLOAT16 = 1, SCAPE_FLOAT16 = 2 } scape_dtype;
+typedef enum scape_dtype SCAPE_ENUM { SCAPE_FLOAT32 = 0, SCAPE_BFLOAT16 = 1, SCAPE_FLOAT16 = 2 } scape_dtype;
 
 /* What the caller gets back from the all-reduce of a registered buffer; docs/algorithm.md, "Roles".
  * In all of them u = gradient + residual and "masked" means: in the mask of this step. */
-typedef enum scape_role {
+typedef enum scape_role SCAPE_ENUM {
   /* The all-reduce leaves the caller's buffer alone; scape_adams_step() must follow and does the
    * AdamS update of the masked elements. Recommended. */
   SCAPE_ROLE_FUSED = 0,
@@ -84,11 +88,11 @@ typedef enum scape_role {
 /* Where the residual lives. In place (fused role, fp32, sendbuff == recvbuff only) it is the
  * caller's gradient buffer: gradients accumulate into it and masked elements are cleared by
  * scape_adams_step(); nothing else may write it. */
-typedef enum scape_residual { SCAPE_RESIDUAL_INTERNAL = 0, SCAPE_RESIDUAL_IN_PLACE = 1 } scape_residual;
+typedef enum scape_residual SCAPE_ENUM { SCAPE_RESIDUAL_INTERNAL = 0, SCAPE_RESIDUAL_IN_PLACE = 1 } scape_residual;
 
 /* Lazy: an element's age enters its update (the default). Plain: the age counts as 1 throughout and
  * owners do not rotate; kept for comparison. */
-typedef enum scape_rule { SCAPE_RULE_LAZY = 0, SCAPE_RULE_PLAIN = 1 } scape_rule;
+typedef enum scape_rule SCAPE_ENUM { SCAPE_RULE_LAZY = 0, SCAPE_RULE_PLAIN = 1 } scape_rule;
 
 /* Options of a registration. Fill with scape_config_init(), then change fields. Ranks must agree on
  * all of them: the first all-reduce of a buffer starts a comparison whose failure names both values
@@ -311,6 +315,7 @@ SCAPE_FUNCTION(scape_status, scape_load_state, SCAPE_ERR_INACTIVE, (const void* 
 SCAPE_FUNCTION(scape_status, scape_load_state_file, SCAPE_ERR_INACTIVE, (const char* path), (path))
 
 #undef SCAPE_FUNCTION
+#undef SCAPE_ENUM
 
 #ifdef __cplusplus
 }
