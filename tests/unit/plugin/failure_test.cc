@@ -515,11 +515,12 @@ TEST(Leaks, FiftyRoundsKeepDescriptorsAndThreads) {
 
 TEST(SingleRank, HasNoSocketAndNoThread) {
   const auto results = run_ranks(1, [](int, int) -> std::string {
+    const size_t threads = entries_in("/proc/self/task");  // a sanitizer may have one of its own
     UniqueId id;
     SCAPE_RANK_OK(make_unique_id(&id));
     std::shared_ptr<Communicator> communicator;
     SCAPE_RANK_OK(create_communicator(id, 0, 1, &communicator));
-    SCAPE_RANK_EXPECT(entries_in("/proc/self/task") == 3);  // with . and ..
+    SCAPE_RANK_EXPECT(entries_in("/proc/self/task") == threads);
     for (int fd = 0; fd < 256; ++fd) {
       char target[256] = {};
       const std::string link = "/proc/self/fd/" + std::to_string(fd);
