@@ -48,6 +48,14 @@ class LocalWork final : public Work {
  public:
   LocalWork(std::shared_ptr<Group> group, std::shared_ptr<Meeting> meeting)
       : group_(std::move(group)), meeting_(std::move(meeting)) {}
+  // Its buffers may go with it: who comes to the meeting later must neither read nor write them.
+  ~LocalWork() override {
+    std::lock_guard lock(group_->mutex);
+    if (meeting_->done || !group_->failure.ok()) return;
+    group_->failure = error(SCAPE_ERR_REMOTE, "a rank left in the middle of a collective");
+  }
+  LocalWork(const LocalWork&) = delete;
+  LocalWork& operator=(const LocalWork&) = delete;
   bool done() const override {
     std::lock_guard lock(group_->mutex);
     return meeting_->done || !group_->failure.ok();
@@ -138,6 +146,7 @@ class LocalCommunicator final : public Communicator {
   }
 
   Status meet(Meeting call, Operand operand, WorkPtr* work) {
+    work->reset();  // before the lock, which a work takes when it ends
     std::lock_guard lock(group_->mutex);
     if (!group_->failure.ok()) return group_->failure;
     const auto me = static_cast<size_t>(rank_);
