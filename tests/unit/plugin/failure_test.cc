@@ -219,6 +219,7 @@ TEST(Death, IsSeenByTheAsynchronousQueryOfAnIdleRank) {
 }
 
 TEST(Death, DuringCreationIsNamed) {
+  constexpr auto kUntilDeath = static_cast<useconds_t>(300000 * scape::test::kSlowdown);
   const UniqueId id = new_id();
   const auto results = run_ranks(3, [&](int rank, int size) -> std::string {
     if (rank == 2) {
@@ -226,14 +227,14 @@ TEST(Death, DuringCreationIsNamed) {
       Invitation invitation;
       SCAPE_RANK_EXPECT(Invitation::decode(id.bytes, &invitation));
       std::thread([] {
-        ::usleep(static_cast<useconds_t>(300000 * scape::test::kSlowdown));
+        ::usleep(kUntilDeath);
         ::raise(SIGKILL);
       }).detach();
       std::shared_ptr<Communicator> communicator;
       SCAPE_RANK_OK(create_communicator(id, rank, size, &communicator));
       return "";
     }
-    if (rank == 1) ::usleep(static_cast<useconds_t>(1000000 * scape::test::kSlowdown));
+    if (rank == 1) ::usleep(kUntilDeath + 700000);
     std::shared_ptr<Communicator> communicator;
     const Status status = create_communicator(id, rank, size, &communicator);
     SCAPE_RANK_EXPECT(!status.ok());
