@@ -13,10 +13,6 @@
 
 #include "tests/support/slowdown.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/lsan_interface.h>
-#endif
-
 namespace scape::test {
 namespace {
 
@@ -32,10 +28,6 @@ struct Child {
   bool open = true;
 };
 
-#if defined(__SANITIZE_ADDRESS__)
-constexpr int kLeaked = 23;  // the sanitizer's own exit status for it
-#endif
-
 [[noreturn]] void be_a_rank(int rank, int size, const RankBody& body, int out) {
   const std::string text = body(rank, size);
   size_t written = 0;
@@ -45,9 +37,6 @@ constexpr int kLeaked = 23;  // the sanitizer's own exit status for it
     written += static_cast<size_t>(got);
   }
   std::fflush(nullptr);
-#if defined(__SANITIZE_ADDRESS__)
-  if (__lsan_do_recoverable_leak_check() != 0) ::_exit(kLeaked);  // _exit() looks for none
-#endif
   // Not exit(): the parent's state (gtest's, static objects) is not this process's to end.
   ::_exit(0);
 }

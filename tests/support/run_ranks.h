@@ -30,7 +30,6 @@ struct RankResult {
 };
 
 // Forks `size` processes. Those that are not over in time (longer in a sanitizer build) are killed.
-// Under the address sanitizer a rank that leaks memory ends with status 23.
 std::vector<RankResult> run_ranks(int size, const RankBody& body, double limit_s = 30);
 
 // The same with a thread a rank. No time limit: a hang is the test program's.
