@@ -10,6 +10,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -89,6 +90,7 @@ std::string describe(const Descriptor& descriptor) {
 
 // A call that has not ended for this long tells the neighbours what it is.
 constexpr auto kStall = std::chrono::milliseconds(100);
+constexpr auto kTimeToHearOfACause = std::chrono::seconds(2);
 constexpr int kFlushMs = 2000;
 constexpr size_t kMaxRanks = size_t{1} << TagSpace::kRankBits;
 constexpr size_t kMaxMessage = size_t{512} << 20;
@@ -236,6 +238,7 @@ class HostCommunicator final : public Communicator {
   Status self_message(bool sending, std::byte* data, size_t bytes, WorkPtr* work);
   bool progress_locked();
   void watch();
+  void meet_trouble();
   void fail_locked(const Status& why);
 
   const int rank_, size_;
@@ -256,6 +259,7 @@ class HostCommunicator final : public Communicator {
   std::deque<SelfMessage> self_sends_, self_receives_;
   std::vector<std::function<bool()>> followups_;  // run after progress until they return true
   uint32_t turns_ = 0;
+  std::optional<std::chrono::steady_clock::time_point> trouble_met_;
   Status failure_;
   std::atomic<uint64_t> offspring_{0};
 };
@@ -401,10 +405,24 @@ bool HostCommunicator::progress() {
 
 bool HostCommunicator::progress_locked() {
   const bool moved = failure_.ok() && executor_->progress();
-  if (!executor_->trouble().ok() && failure_.ok()) fail_locked(executor_->trouble());
+  meet_trouble();
   std::erase_if(followups_, [](const std::function<bool()>& followup) { return followup(); });
   if (++turns_ % (moved ? 1024 : 64) == 0) watch();
   return moved;
+}
+
+// The transport may notice a dead peer, or one that gave up because of it, before the lifeline tells
+// which rank is the cause: a message that could not be moved waits a moment for that.
+void HostCommunicator::meet_trouble() {
+  if (executor_->trouble().ok() || !failure_.ok()) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (!trouble_met_) trouble_met_ = now;
+  const bool may_have_a_cause =
+      lifeline_ != nullptr && executor_->trouble().code() == SCAPE_ERR_REMOTE;
+  if (may_have_a_cause) watch();
+  if (failure_.ok() && (!may_have_a_cause || now - *trouble_met_ > kTimeToHearOfACause)) {
+    fail_locked(executor_->trouble());
+  }
 }
 
 // What need not be looked at every turn.
@@ -616,7 +634,7 @@ Status HostCommunicator::start(const Arguments& arguments, const CallTag& tag, W
                                    arguments.reduction, tags, name_of(arguments.call));
   *work = run;
   executor_->start(run);
-  if (!executor_->trouble().ok()) fail_locked(executor_->trouble());
+  meet_trouble();
   if (lifeline_ != nullptr && !run->done()) watched_.push_back({run, descriptor});
   return Status::Ok();
 }
@@ -666,7 +684,7 @@ Status HostCommunicator::point_to_point(bool sending, void* data, size_t count, 
   auto run = std::make_shared<Run>(builder.finish(), data, data, Reduction{}, tags, call);
   *work = run;
   executor_->start(run);
-  if (!executor_->trouble().ok()) fail_locked(executor_->trouble());
+  meet_trouble();
   return Status::Ok();
 }
 
