@@ -411,8 +411,8 @@ bool HostCommunicator::progress_locked() {
   return moved;
 }
 
-// The transport may notice a dead peer, or one that gave up because of it, before the lifeline tells
-// which rank is the cause: a message that could not be moved waits a moment for that.
+// The transport may notice a dead peer, or one that gave up because of it, before the lifeline
+// tells which rank is the cause: a message that could not be moved waits a moment for that.
 void HostCommunicator::meet_trouble() {
   if (executor_->trouble().ok() || !failure_.ok()) return;
   const auto now = std::chrono::steady_clock::now();
