@@ -6,9 +6,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <string_view>
-
-extern "C" char** environ;
+#include <fstream>
+#include <iterator>
 
 namespace scape {
 namespace {
@@ -93,6 +92,13 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return d[a.size()][b.size()];
 }
 
+// The environment that this program was started with. Walking `environ` instead would race with any
+// thread that sets a variable: the C library moves the array.
+std::string environment_at_start() {
+  std::ifstream file("/proc/self/environ", std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
 struct Parsed {
   Settings values;
   Status status;
@@ -116,7 +122,7 @@ struct Parsed {
 #undef SCAPE_SETTING_BOOL
 #undef SCAPE_SETTING_INT
 #undef SCAPE_SETTING_REAL
-    look_for_unknown_names();
+    warnings = unknown_setting_warnings(environment_at_start(), rows);
   }
 
   void reject(const char* name, const char* text, const std::string& range) {
@@ -181,30 +187,6 @@ struct Parsed {
       reject(name, text, "a number in " + range);
     add_row(name, "real", range, short_number(fallback), short_number(*field), text, help);
   }
-
-  void look_for_unknown_names() {
-    for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-      const std::string_view text(*entry);
-      if (text.substr(0, 6) != "SCAPE_") continue;
-      const std::string_view name = text.substr(0, std::min(text.find('='), size_t{64}));
-      size_t best = SIZE_MAX;
-      std::string nearest;
-      bool known = false;
-      for (const SettingRow& row : rows) {
-        if (row.name == name) known = true;
-        const size_t distance = edit_distance(name, row.name);
-        if (distance < best) {
-          best = distance;
-          nearest = row.name;
-        }
-      }
-      if (known) continue;
-      warnings.push_back(
-          format("%.*s is not a setting of scape and is ignored; the nearest is %s (scape-info "
-                 "lists all)",
-                 static_cast<int>(name.size()), name.data(), nearest.c_str()));
-    }
-  }
 };
 
 const Parsed& parsed() {
@@ -213,6 +195,32 @@ const Parsed& parsed() {
 }
 
 }  // namespace
+
+std::vector<std::string> unknown_setting_warnings(std::string_view environment,
+                                                  const std::vector<SettingRow>& rows) {
+  std::vector<std::string> warnings;
+  while (!environment.empty()) {
+    const std::string_view entry = environment.substr(0, environment.find('\0'));
+    environment.remove_prefix(std::min(entry.size() + 1, environment.size()));
+    if (entry.substr(0, 6) != "SCAPE_") continue;
+    const std::string_view name = entry.substr(0, std::min(entry.find('='), size_t{64}));
+    size_t best = SIZE_MAX;
+    std::string nearest;
+    for (const SettingRow& row : rows) {
+      const size_t distance = edit_distance(name, row.name);
+      if (distance < best) {
+        best = distance;
+        nearest = row.name;
+      }
+    }
+    if (best == 0) continue;
+    warnings.push_back(
+        format("%.*s is not a setting of scape and is ignored; the nearest is %s (scape-info "
+               "lists all)",
+               static_cast<int>(name.size()), name.data(), nearest.c_str()));
+  }
+  return warnings;
+}
 
 const Settings& settings() { return parsed().values; }
 const Status& settings_status() { return parsed().status; }

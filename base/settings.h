@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -41,7 +42,13 @@ const Settings& settings();
 // An error naming the first bad variable, its value and its range; or ok.
 const Status& settings_status();
 
-// Unknown SCAPE_* names in the environment, each with the nearest known name: lines to warn with.
+// A line to warn with, with the nearest known name, for each SCAPE_* name in `environment` (entries
+// NAME=value, each ended by a zero byte, as in /proc/self/environ) that no row has.
+std::vector<std::string> unknown_setting_warnings(std::string_view environment,
+                                                  const std::vector<SettingRow>& rows);
+
+// These lines for the environment that the process was started with. Names set later by the program
+// itself are not looked at: nobody may walk the environment while other threads may change it.
 const std::vector<std::string>& settings_warnings();
 
 std::vector<SettingRow> settings_rows();

@@ -32,7 +32,10 @@ void print_markdown() {
       "force.\n"
       "A bad value stops the first call with the name, the value and the range; an unknown "
       "`SCAPE_*` name gives one\n"
-      "warning with the nearest known one.\n\n"
+      "warning with the nearest known one. Unknown names are looked for in the environment that "
+      "the "
+      "process was started\n"
+      "with.\n\n"
       "| variable | type | range | default | meaning |\n|---|---|---|---|---|");
   for (const SettingRow& row : scape::settings_rows()) {
     std::printf(

@@ -8,6 +8,7 @@
 #include <functional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -80,9 +81,15 @@ TEST(Settings, LongValuesAreCutInMessages) {
 }
 
 TEST(Settings, UnknownNamesGetTheNearestKnownOne) {
-  EXPECT_TRUE(in_child({{"SCAPE_SPARSTIY", "0.5"}}, [] {
-    return settings_status().ok() && settings_warnings().size() == 1 &&
-           mentions(settings_warnings().front(), {"SCAPE_SPARSTIY", "SCAPE_SPARSITY"});
+  EXPECT_TRUE(in_child({}, [] {
+    using std::literals::operator""sv;
+    const std::string_view environment =
+        "PATH=/bin\0SCAPE_SPARSTIY=0.5\0XSCAPE_SPARSTIY=1\0SCAPE_MODE=host\0SCAPE_TI"sv;
+    const std::vector<std::string> lines = unknown_setting_warnings(environment, settings_rows());
+    return lines.size() == 2 &&
+           mentions(lines[0], {"SCAPE_SPARSTIY is", "nearest is SCAPE_SPARSITY"}) &&
+           mentions(lines[1], {"SCAPE_TI is"}) &&
+           unknown_setting_warnings("", settings_rows()).empty();
   }));
 }
 
@@ -95,7 +102,11 @@ TEST(Settings, EveryKnownNameIsTakenWithoutAWarning) {
 #define SCAPE_SETTING_REAL(field, name, fallback, min, max, help) {name, std::to_string(max)},
 #include "base/settings_list.h"
   };
-  EXPECT_TRUE(in_child(all, [] { return settings_warnings().empty() && settings_status().ok(); }));
+  EXPECT_TRUE(in_child(all, [&] {
+    std::string environment;
+    for (const auto& [name, value] : all) environment += name + ("=" + value) + '\0';
+    return settings_status().ok() && unknown_setting_warnings(environment, settings_rows()).empty();
+  }));
 }
 
 TEST(Settings, NamesAreUniqueAndDocumented) {
