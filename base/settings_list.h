@@ -2,23 +2,29 @@
 // help). `settings()`, `scape-info` and docs/settings.md come from this list. Included several
 // times with different definitions of the macros.
 //
-//   SCAPE_SETTING_CHOICE(field, name, default, "a|b|c", help)   field is an int: the choice's index
-//   SCAPE_SETTING_STRING(field, name, default, help)            field is a std::string
-//   SCAPE_SETTING_BOOL(field, name, default, help)              field is a bool (0|1|on|off|true|false)
-//   SCAPE_SETTING_INT(field, name, default, min, max, help)     field is an int64_t
-//   SCAPE_SETTING_REAL(field, name, default, min, max, help)    field is a double, bounds included
+//   SCAPE_SETTING_CHOICE(field, name, default, "a|b|c", help)   an int: the choice's index
+//   SCAPE_SETTING_STRING(field, name, default, help)            a std::string
+//   SCAPE_SETTING_BOOL(field, name, default, help)              a bool (0|1|on|off|true|false)
+//   SCAPE_SETTING_INT(field, name, default, min, max, help)     an int64_t, bounds included
+//   SCAPE_SETTING_REAL(field, name, default, min, max, help)    a double, bounds included
 
-SCAPE_SETTING_CHOICE(mode, "SCAPE_MODE", "auto", "auto|host|device",
-                     "host serves NCCL calls on host memory; device passes them to the real NCCL; auto "
-                     "takes device where a GPU and a real NCCL are usable")
+SCAPE_SETTING_CHOICE(
+    mode, "SCAPE_MODE", "auto", "auto|host|device",
+    "host serves NCCL calls on host memory; device passes them to the real NCCL; auto "
+    "takes device where a GPU and a real NCCL are usable")
 SCAPE_SETTING_BOOL(enable, "SCAPE_ENABLE", true, "0 leaves every registered buffer dense")
-SCAPE_SETTING_BOOL(required, "SCAPE_REQUIRED", false,
-                   "1 ends the program when a registration is refused or the library is not preloaded")
-SCAPE_SETTING_CHOICE(log, "SCAPE_LOG", "warn", "none|error|warn|info|debug", "most detailed level logged")
-SCAPE_SETTING_STRING(log_file, "SCAPE_LOG_FILE", "", "file that log lines are appended to; stderr when empty")
-SCAPE_SETTING_BOOL(unset_preload, "SCAPE_UNSET_PRELOAD", false,
-                   "1 takes the library out of LD_PRELOAD at its first use, so that children start without it")
-SCAPE_SETTING_STRING(nccl_lib, "SCAPE_NCCL_LIB", "", "path of the real libnccl.so.2; found by itself when empty")
+SCAPE_SETTING_BOOL(
+    required, "SCAPE_REQUIRED", false,
+    "1 ends the program when a registration is refused or the library is not preloaded")
+SCAPE_SETTING_CHOICE(log, "SCAPE_LOG", "warn", "none|error|warn|info|debug",
+                     "most detailed level logged")
+SCAPE_SETTING_STRING(log_file, "SCAPE_LOG_FILE", "",
+                     "file that log lines are appended to; stderr when empty")
+SCAPE_SETTING_BOOL(
+    unset_preload, "SCAPE_UNSET_PRELOAD", false,
+    "1 takes the library out of LD_PRELOAD at its first use, so that children start without it")
+SCAPE_SETTING_STRING(nccl_lib, "SCAPE_NCCL_LIB", "",
+                     "path of the real libnccl.so.2; found by itself when empty")
 SCAPE_SETTING_CHOICE(transport, "SCAPE_TRANSPORT", "ucx", "ucx", "transport of host communicators")
 SCAPE_SETTING_CHOICE(simd, "SCAPE_SIMD", "auto", "auto|scalar|baseline|avx2|avx512|neon",
                      "kernels to use; auto takes the best that the CPU has")
@@ -26,13 +32,15 @@ SCAPE_SETTING_REAL(timeout_s, "SCAPE_TIMEOUT", 300, 0.1, 86400,
                    "seconds a collective may wait for its peers before it fails")
 SCAPE_SETTING_REAL(bootstrap_timeout_s, "SCAPE_BOOTSTRAP_TIMEOUT", 120, 0.1, 86400,
                    "seconds a communicator's creation may wait for its peers before it fails")
-SCAPE_SETTING_STRING(socket_ifname, "NCCL_SOCKET_IFNAME", "",
-                     "interfaces the bootstrap may use: a comma-separated list of prefixes, ^ excludes, = matches "
-                     "exactly")
+SCAPE_SETTING_STRING(
+    socket_ifname, "NCCL_SOCKET_IFNAME", "",
+    "interfaces the bootstrap may use: a comma-separated list of prefixes, ^ excludes, = matches "
+    "exactly")
 SCAPE_SETTING_CHOICE(socket_family, "NCCL_SOCKET_FAMILY", "any", "any|AF_INET|AF_INET6",
                      "address family the bootstrap may use")
-SCAPE_SETTING_REAL(sparsity, "SCAPE_SPARSITY", 0.99, 0, 0.999999,
-                   "fraction of a registered buffer's elements not sent, where its registration names none")
+SCAPE_SETTING_REAL(
+    sparsity, "SCAPE_SPARSITY", 0.99, 0, 0.999999,
+    "fraction of a registered buffer's elements not sent, where its registration names none")
 SCAPE_SETTING_INT(dense_steps, "SCAPE_DENSE_STEPS", 20, 1, 1000000000,
                   "first steps of a buffer that travel dense, where its registration names none")
 SCAPE_SETTING_INT(ramp_steps, "SCAPE_RAMP_STEPS", 200, 1, 1000000000,
@@ -41,5 +49,6 @@ SCAPE_SETTING_REAL(ramp_sparsity, "SCAPE_RAMP_SPARSITY", 0.9, 0, 0.999999,
                    "most sparsity between the dense steps and the end of the ramp")
 SCAPE_SETTING_CHOICE(payload, "SCAPE_PAYLOAD", "fp32", "fp32|bf16",
                      "type the payload travels in, where the registration names none")
-SCAPE_SETTING_STRING(lib, "SCAPE_LIB", "",
-                     "libscape_nccl.so, or its folder, that scape-run preloads; found by itself when empty")
+SCAPE_SETTING_STRING(
+    lib, "SCAPE_LIB", "",
+    "libscape_nccl.so, or its folder, that scape-run preloads; found by itself when empty")

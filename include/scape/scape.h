@@ -13,7 +13,7 @@
  *     fprintf(stderr, "%s\n", scape_last_error());   // training stays dense
  *   ...
  *   ncclAllReduce(grad, grad, n, ncclFloat, ncclAvg, comm, stream);   // n * 1 % travels
- *   scape_adams_step(grad, n, param, lr, weight_decay, stream);      // AdamS on the masked elements
+ *   scape_adams_step(grad, n, param, lr, weight_decay, stream);      // AdamS on masked elements
  *
  * Linking: none needed. Every function here is looked up at run time in the process (the preloaded
  * library). Where it is absent, each call returns SCAPE_ERR_INACTIVE, scape_last_error() says so,
@@ -38,7 +38,8 @@
 #define SCAPE_VERSION_MAJOR 0
 #define SCAPE_VERSION_MINOR 1
 #define SCAPE_VERSION_PATCH 0
-#define SCAPE_VERSION_CODE (SCAPE_VERSION_MAJOR * 10000 + SCAPE_VERSION_MINOR * 100 + SCAPE_VERSION_PATCH)
+#define SCAPE_VERSION_CODE \
+  (SCAPE_VERSION_MAJOR * 10000 + SCAPE_VERSION_MINOR * 100 + SCAPE_VERSION_PATCH)
 
 #ifdef __cplusplus
 /* The type that C compilers choose, spelt out: any value of it may be passed, and is refused. */
@@ -64,7 +65,11 @@ typedef enum scape_status SCAPE_ENUM {
 } scape_status;
 
 /* Element type of a registered buffer, and of what travels (`config.payload`). */
-typedef enum scape_dtype SCAPE_ENUM { SCAPE_FLOAT32 = 0, SCAPE_BFLOAT16 = 1, SCAPE_FLOAT16 = 2 } scape_dtype;
+typedef enum scape_dtype SCAPE_ENUM {
+  SCAPE_FLOAT32 = 0,
+  SCAPE_BFLOAT16 = 1,
+  SCAPE_FLOAT16 = 2
+} scape_dtype;
 
 /* What the caller gets back from the all-reduce of a registered buffer; docs/algorithm.md, "Roles".
  * In all of them u = gradient + residual and "masked" means: in the mask of this step. */
@@ -80,15 +85,18 @@ typedef enum scape_role SCAPE_ENUM {
    * scape_post_step(): masked elements get the mean gradient per step; elements that leave the mask
    * get what zeroes the optimizer's m; others get 0. */
   SCAPE_ROLE_GRADIENT_HOOKED = 2,
-  /* The caller all-reduces gradients for an unmodified optimizer: masked elements get the mean of u,
-   * others 0. Costs quality; the library warns once. */
+  /* The caller all-reduces gradients for an unmodified optimizer: masked elements get the mean of
+   * u, others 0. Costs quality; the library warns once. */
   SCAPE_ROLE_GRADIENT = 3
 } scape_role;
 
 /* Where the residual lives. In place (fused role, fp32, sendbuff == recvbuff only) it is the
  * caller's gradient buffer: gradients accumulate into it and masked elements are cleared by
  * scape_adams_step(); nothing else may write it. */
-typedef enum scape_residual SCAPE_ENUM { SCAPE_RESIDUAL_INTERNAL = 0, SCAPE_RESIDUAL_IN_PLACE = 1 } scape_residual;
+typedef enum scape_residual SCAPE_ENUM {
+  SCAPE_RESIDUAL_INTERNAL = 0,
+  SCAPE_RESIDUAL_IN_PLACE = 1
+} scape_residual;
 
 /* Lazy: an element's age enters its update (the default). Plain: the age counts as 1 throughout and
  * owners do not rotate; kept for comparison. */
@@ -98,21 +106,22 @@ typedef enum scape_rule SCAPE_ENUM { SCAPE_RULE_LAZY = 0, SCAPE_RULE_PLAIN = 1 }
  * all of them: the first all-reduce of a buffer starts a comparison whose failure names both values
  * on every rank. */
 typedef struct scape_config {
-  size_t size;             /* set by scape_config_init(); fields beyond it take their defaults */
-  const char* name;        /* copied; up to 63 bytes; identifies the buffer on all ranks and in saved
-                              state; NULL: "buffer" */
-  scape_role role;         /* SCAPE_ROLE_FUSED */
-  scape_dtype payload;     /* fp32 or bf16; SCAPE_PAYLOAD */
+  size_t size;         /* set by scape_config_init(); fields beyond it take their defaults */
+  const char* name;    /* copied; up to 63 bytes; identifies the buffer on all ranks and in saved
+                          state; NULL: "buffer" */
+  scape_role role;     /* SCAPE_ROLE_FUSED */
+  scape_dtype payload; /* fp32 or bf16; SCAPE_PAYLOAD */
   scape_residual residual; /* SCAPE_RESIDUAL_INTERNAL */
   scape_rule rule;         /* SCAPE_RULE_LAZY */
-  double sparsity;         /* fraction NOT sent, in [0, 1): 0.99 sends 1 %; 0 is dense; SCAPE_SPARSITY */
-  double beta1;            /* 0.9, in [0, 1) */
-  double beta2;            /* 0.95, in [0, 1) */
-  double eps;              /* 1e-8, > 0 */
-  double age_cap;          /* c: a masked element's step is at most this many times lr; 100, >= 1 */
+  double sparsity; /* fraction NOT sent, in [0, 1): 0.99 sends 1 %; 0 is dense; SCAPE_SPARSITY */
+  double beta1;    /* 0.9, in [0, 1) */
+  double beta2;    /* 0.95, in [0, 1) */
+  double eps;      /* 1e-8, > 0 */
+  double age_cap;  /* c: a masked element's step is at most this many times lr; 100, >= 1 */
   /* Warm-up. Steps t < dense_steps travel dense; until ramp_steps the sparsity is
    * min(ramp_sparsity, sparsity); from then on it is `sparsity`. Where total_steps > 0 and a field
-   * is 0, it is 1 % of total_steps (dense) or 10 % (ramp); else SCAPE_DENSE_STEPS, SCAPE_RAMP_STEPS. */
+   * is 0, it is 1 % of total_steps (dense) or 10 % (ramp); else SCAPE_DENSE_STEPS,
+   * SCAPE_RAMP_STEPS. */
   uint64_t total_steps;
   uint64_t dense_steps;
   uint64_t ramp_steps;
@@ -124,35 +133,35 @@ typedef struct scape_registration_opaque* scape_registration;
 
 /* Counters of one buffer, one registration, or the process. Bytes are counted at the transport. */
 typedef struct scape_stats {
-  size_t size;                 /* set by the caller to sizeof(scape_stats) before the call */
-  uint64_t intercepted_calls;  /* hooked collectives that met a registered range */
-  uint64_t sparse_calls;       /* of these, masked */
-  uint64_t dense_calls;        /* of these, dense for whatever reason (warm-up included) */
-  uint64_t fallback_calls;     /* of these, dense although a masked call was due; a line says why */
-  uint64_t skipped_steps;      /* steps that a non-finite value made a skip */
-  uint64_t nonfinite_values;   /* non-finite values met off the mask and cleared */
-  uint64_t payload_bytes;      /* masked values handed to the communicator */
-  uint64_t mask_bytes;         /* encoded masks handed to the communicator */
-  uint64_t wire_bytes_sent;    /* by the process's transports, everything included; 0 where the
-                                  counters are those of one buffer or registration */
+  size_t size;                /* set by the caller to sizeof(scape_stats) before the call */
+  uint64_t intercepted_calls; /* hooked collectives that met a registered range */
+  uint64_t sparse_calls;      /* of these, masked */
+  uint64_t dense_calls;       /* of these, dense for whatever reason (warm-up included) */
+  uint64_t fallback_calls;    /* of these, dense although a masked call was due; a line says why */
+  uint64_t skipped_steps;     /* steps that a non-finite value made a skip */
+  uint64_t nonfinite_values;  /* non-finite values met off the mask and cleared */
+  uint64_t payload_bytes;     /* masked values handed to the communicator */
+  uint64_t mask_bytes;        /* encoded masks handed to the communicator */
+  uint64_t wire_bytes_sent;   /* by the process's transports, everything included; 0 where the
+                                 counters are those of one buffer or registration */
   uint64_t wire_bytes_received;
-  uint64_t refreshes;          /* masks chosen */
-  uint64_t refresh_waits;      /* calls that had to wait for the next mask */
-  uint64_t pack_ns;            /* time in each part, nanoseconds; sums over calls */
+  uint64_t refreshes;     /* masks chosen */
+  uint64_t refresh_waits; /* calls that had to wait for the next mask */
+  uint64_t pack_ns;       /* time in each part, nanoseconds; sums over calls */
   uint64_t exchange_ns;
   uint64_t unpack_ns;
   uint64_t score_ns;
-  uint64_t refresh_ns;         /* on the progress thread */
+  uint64_t refresh_ns; /* on the progress thread */
   uint64_t refresh_wait_ns;
-  uint64_t step_ns;            /* scape_adams_step() */
-  uint64_t mask_elements;      /* masked elements of the last call */
-  uint64_t buffer_elements;    /* all elements of the last call */
-  uint64_t mask_overlap;       /* masked elements that were masked in the call before, last call */
-  uint64_t step;               /* t: calls of the buffer so far */
+  uint64_t step_ns;         /* scape_adams_step() */
+  uint64_t mask_elements;   /* masked elements of the last call */
+  uint64_t buffer_elements; /* all elements of the last call */
+  uint64_t mask_overlap;    /* masked elements that were masked in the call before, last call */
+  uint64_t step;            /* t: calls of the buffer so far */
 } scape_stats;
 
-/* How the functions below are declared: as symbols (SCAPE_LINKED), or as small inline functions that
- * look the symbol up in the process at their first call. */
+/* How the functions below are declared: as symbols (SCAPE_LINKED), or as small inline functions
+ * that look the symbol up in the process at their first call. */
 #define SCAPE_API __attribute__((visibility("default")))
 #if defined(SCAPE_LINKED)
 #define SCAPE_FUNCTION(type, name, absent, params, args) SCAPE_API type name params;
@@ -168,24 +177,26 @@ static inline void* scape_lookup_(void** slot, const char* name) {
 /* What a registration without the library comes to. */
 static inline scape_status scape_absent_(void) {
   const char* required = getenv("SCAPE_REQUIRED");
-  if (required != NULL && (required[0] == '1' || required[0] == 't' || (required[0] == 'o' && required[1] == 'n'))) {
+  if (required != NULL &&
+      (required[0] == '1' || required[0] == 't' || (required[0] == 'o' && required[1] == 'n'))) {
     fprintf(stderr,
-            "scape: SCAPE_REQUIRED=%s, but libscape_nccl.so is not in the process: start the program with "
+            "scape: SCAPE_REQUIRED=%s, but libscape_nccl.so is not in the process: start the "
+            "program with "
             "LD_PRELOAD=/path/to/libscape_nccl.so\n",
             required);
     exit(1);
   }
   return SCAPE_ERR_INACTIVE;
 }
-#define SCAPE_FUNCTION(type, name, absent, params, args)                  \
-  static inline type name params {                                        \
-    static void* slot_;                                                   \
-    union {                                                               \
-      void* object;                                                       \
-      type(*function) params;                                             \
-    } found_;                                                             \
-    found_.object = scape_lookup_(&slot_, #name);                         \
-    return found_.object != NULL ? found_.function args : (absent);       \
+#define SCAPE_FUNCTION(type, name, absent, params, args)            \
+  static inline type name params {                                  \
+    static void* slot_;                                             \
+    union {                                                         \
+      void* object;                                                 \
+      type(*function) params;                                       \
+    } found_;                                                       \
+    found_.object = scape_lookup_(&slot_, #name);                   \
+    return found_.object != NULL ? found_.function args : (absent); \
   }
 #endif
 
@@ -198,11 +209,11 @@ SCAPE_FUNCTION(int, scape_is_active, 0, (void), ())
 SCAPE_FUNCTION(int, scape_version, 0, (void), ())
 
 /* A static string for a status; never NULL. */
-SCAPE_FUNCTION(const char*, scape_status_string, "scape is not in the process", (scape_status status),
-               (status))
+SCAPE_FUNCTION(const char*, scape_status_string, "scape is not in the process",
+               (scape_status status), (status))
 
-/* Why the last scape_* or hooked nccl* call of this thread failed: what was wrong, the value met and
- * the next step. Owned by the library, valid until the thread's next call; never NULL. */
+/* Why the last scape_* or hooked nccl* call of this thread failed: what was wrong, the value met
+ * and the next step. Owned by the library, valid until the thread's next call; never NULL. */
 SCAPE_FUNCTION(const char*, scape_last_error,
                "libscape_nccl.so is not in the process: start the program with "
                "LD_PRELOAD=/path/to/libscape_nccl.so (training goes on dense)",
@@ -211,34 +222,35 @@ SCAPE_FUNCTION(const char*, scape_last_error,
 /* ---- Registration ---- */
 
 /* Fills *config with the defaults, which SCAPE_* variables may move. `size` is sizeof(*config). */
-SCAPE_FUNCTION(scape_status, scape_config_init, SCAPE_ERR_INACTIVE, (scape_config * config, size_t size),
-               (config, size))
+SCAPE_FUNCTION(scape_status, scape_config_init, SCAPE_ERR_INACTIVE,
+               (scape_config * config, size_t size), (config, size))
 
 /* Names the range buffer .. buffer + count elements. Collectives whose buffer lies inside it become
- * masked; each distinct (address, count) met is a buffer of its own, with its own step count, mask and
- * residual. `config` may be NULL (defaults). The memory stays the caller's and must stay valid until
- * scape_unregister(). Errors: ARGUMENT names the field, the value and its range; a range that overlaps
- * another registration is refused. count up to 2^33. With SCAPE_REQUIRED=1 in the environment a refusal, or
- * the library's absence, ends the program. */
+ * masked; each distinct (address, count) met is a buffer of its own, with its own step count, mask
+ * and residual. `config` may be NULL (defaults). The memory stays the caller's and must stay valid
+ * until scape_unregister(). Errors: ARGUMENT names the field, the value and its range; a range that
+ * overlaps another registration is refused. count up to 2^33. With SCAPE_REQUIRED=1 in the
+ * environment a refusal, or the library's absence, ends the program. */
 SCAPE_FUNCTION(scape_status, scape_register, scape_absent_(),
                (void* buffer, size_t count, scape_dtype dtype, const scape_config* config,
                 scape_registration* registration),
                (buffer, count, dtype, config, registration))
 
-/* Drops a registration and the state of its buffers; a line tells how much residual was dropped with
- * them. Waits for calls of its buffers in other threads, for no other rank: a refresh in flight goes on
- * without them. */
-SCAPE_FUNCTION(scape_status, scape_unregister, SCAPE_ERR_INACTIVE, (scape_registration registration),
-               (registration))
+/* Drops a registration and the state of its buffers; a line tells how much residual was dropped
+ * with them. Waits for calls of its buffers in other threads, for no other rank: a refresh in
+ * flight goes on without them. */
+SCAPE_FUNCTION(scape_status, scape_unregister, SCAPE_ERR_INACTIVE,
+               (scape_registration registration), (registration))
 
-/* Names the buffer of this thread's next hooked call, for callers that reuse one address for different
- * parameters: state is kept by this name instead of by address. Copied; up to 63 bytes. */
+/* Names the buffer of this thread's next hooked call, for callers that reuse one address for
+ * different parameters: state is kept by this name instead of by address. Copied; up to 63 bytes.
+ */
 SCAPE_FUNCTION(scape_status, scape_next, SCAPE_ERR_INACTIVE, (const char* name), (name))
 
-/* SCAPE_OK when the registration has met calls and they travel sparse (or are in their dense warm-up);
- * else USAGE or NOT_FOUND, with the reason in scape_last_error(). */
-SCAPE_FUNCTION(scape_status, scape_self_check, SCAPE_ERR_INACTIVE, (scape_registration registration),
-               (registration))
+/* SCAPE_OK when the registration has met calls and they travel sparse (or are in their dense
+ * warm-up); else USAGE or NOT_FOUND, with the reason in scape_last_error(). */
+SCAPE_FUNCTION(scape_status, scape_self_check, SCAPE_ERR_INACTIVE,
+               (scape_registration registration), (registration))
 
 /* ---- Steps ---- */
 
@@ -246,32 +258,34 @@ SCAPE_FUNCTION(scape_status, scape_self_check, SCAPE_ERR_INACTIVE, (scape_regist
  * fp32 elements, the same on all ranks, updated on the mask. lr and weight_decay are this step's.
  * After a skipped step it changes nothing but t. USAGE when no all-reduce preceded it. */
 SCAPE_FUNCTION(scape_status, scape_adams_step, SCAPE_ERR_INACTIVE,
-               (void* buffer, size_t count, float* param, double lr, double weight_decay, void* stream),
+               (void* buffer, size_t count, float* param, double lr, double weight_decay,
+                void* stream),
                (buffer, count, param, lr, weight_decay, stream))
 
 /* Hooked gradient role, after the optimizer's step: multiplies the change of each masked parameter,
- * weight decay apart, by min(age, age_cap), and sets the others to before * (1 - lr * weight_decay):
- * rounding leaves traces of m in the optimizer, which its division by sqrt(v) would make steps of.
- * `before` and `param` hold the parameters of elements offset .. offset + length of the buffer, before
- * and after the optimizer's step; lr and weight_decay are that step's (decoupled, as AdamW's). After a
- * dense or a skipped call it changes nothing. */
+ * weight decay apart, by min(age, age_cap), and sets the others to before * (1 - lr *
+ * weight_decay): rounding leaves traces of m in the optimizer, which its division by sqrt(v) would
+ * make steps of. `before` and `param` hold the parameters of elements offset .. offset + length of
+ * the buffer, before and after the optimizer's step; lr and weight_decay are that step's
+ * (decoupled, as AdamW's). After a dense or a skipped call it changes nothing. */
 SCAPE_FUNCTION(scape_status, scape_post_step, SCAPE_ERR_INACTIVE,
-               (void* buffer, size_t count, size_t offset, size_t length, const float* before, float* param,
-                double lr, double weight_decay, void* stream),
+               (void* buffer, size_t count, size_t offset, size_t length, const float* before,
+                float* param, double lr, double weight_decay, void* stream),
                (buffer, count, offset, length, before, param, lr, weight_decay, stream))
 
-/* Clears the masked elements of an in-place gradient buffer: what zero_grad must do there, since the
- * other elements are the residual. */
-SCAPE_FUNCTION(scape_status, scape_clear_masked, SCAPE_ERR_INACTIVE, (void* buffer, size_t count, void* stream),
-               (buffer, count, stream))
+/* Clears the masked elements of an in-place gradient buffer: what zero_grad must do there, since
+ * the other elements are the residual. */
+SCAPE_FUNCTION(scape_status, scape_clear_masked, SCAPE_ERR_INACTIVE,
+               (void* buffer, size_t count, void* stream), (buffer, count, stream))
 
-/* Collective over the buffer's communicator: one dense step that sends every residual and, in the fused
- * role, applies it and the pending weight decay to param. In the other roles param is NULL and the
- * result is written to the buffer. Before the first call of the buffer, and where it is always dense
- * (sparsity 0, one rank), nothing waits: buffer and param stay as they are, and no rank is waited
- * for. */
+/* Collective over the buffer's communicator: one dense step that sends every residual and, in the
+ * fused role, applies it and the pending weight decay to param. In the other roles param is NULL
+ * and the result is written to the buffer. Before the first call of the buffer, and where it is
+ * always dense (sparsity 0, one rank), nothing waits: buffer and param stay as they are, and no
+ * rank is waited for. */
 SCAPE_FUNCTION(scape_status, scape_flush, SCAPE_ERR_INACTIVE,
-               (void* buffer, size_t count, float* param, double lr, double weight_decay, void* stream),
+               (void* buffer, size_t count, float* param, double lr, double weight_decay,
+                void* stream),
                (buffer, count, param, lr, weight_decay, stream))
 
 /* ---- Reading ---- */
@@ -290,28 +304,31 @@ SCAPE_FUNCTION(scape_status, scape_read_ages, SCAPE_ERR_INACTIVE,
 
 /* This rank's residual as fp32, and the replicated first moment; capacity in elements. */
 SCAPE_FUNCTION(scape_status, scape_read_residual, SCAPE_ERR_INACTIVE,
-               (const void* buffer, size_t count, float* out, size_t capacity), (buffer, count, out, capacity))
+               (const void* buffer, size_t count, float* out, size_t capacity),
+               (buffer, count, out, capacity))
 SCAPE_FUNCTION(scape_status, scape_read_moment, SCAPE_ERR_INACTIVE,
-               (const void* buffer, size_t count, float* out, size_t capacity), (buffer, count, out, capacity))
+               (const void* buffer, size_t count, float* out, size_t capacity),
+               (buffer, count, out, capacity))
 
-/* Counters of the buffer (buffer, count); of a whole registration when count is 0; of the process when
- * buffer is NULL. */
+/* Counters of the buffer (buffer, count); of a whole registration when count is 0; of the process
+ * when buffer is NULL. */
 SCAPE_FUNCTION(scape_status, scape_get_stats, SCAPE_ERR_INACTIVE,
                (const void* buffer, size_t count, scape_stats* stats), (buffer, count, stats))
 
 /* ---- Saving and loading ---- */
 
-/* The state of all buffers of this rank: residual, first moment, ages, masks, step; with rank, world
- * size, names, sizes and a checksum. *needed is always set; data may be NULL to ask for it. Waits for
- * refreshes in flight. Each rank saves its own. */
-SCAPE_FUNCTION(scape_status, scape_save_state, SCAPE_ERR_INACTIVE, (void* data, size_t capacity, size_t* needed),
-               (data, capacity, needed))
+/* The state of all buffers of this rank: residual, first moment, ages, masks, step; with rank,
+ * world size, names, sizes and a checksum. *needed is always set; data may be NULL to ask for it.
+ * Waits for refreshes in flight. Each rank saves its own. */
+SCAPE_FUNCTION(scape_status, scape_save_state, SCAPE_ERR_INACTIVE,
+               (void* data, size_t capacity, size_t* needed), (data, capacity, needed))
 SCAPE_FUNCTION(scape_status, scape_save_state_file, SCAPE_ERR_INACTIVE, (const char* path), (path))
 
-/* Takes saved state; each buffer finds its part by name, offset and count at its next call. DATA when
- * the bytes are damaged or cut, of another version, or of another rank or world than the buffer's communicator
- * has; nothing is changed then. */
-SCAPE_FUNCTION(scape_status, scape_load_state, SCAPE_ERR_INACTIVE, (const void* data, size_t size), (data, size))
+/* Takes saved state; each buffer finds its part by name, offset and count at its next call. DATA
+ * when the bytes are damaged or cut, of another version, or of another rank or world than the
+ * buffer's communicator has; nothing is changed then. */
+SCAPE_FUNCTION(scape_status, scape_load_state, SCAPE_ERR_INACTIVE, (const void* data, size_t size),
+               (data, size))
 SCAPE_FUNCTION(scape_status, scape_load_state_file, SCAPE_ERR_INACTIVE, (const char* path), (path))
 
 #undef SCAPE_FUNCTION
