@@ -125,7 +125,7 @@ Status check_comm(ncclComm_t handle, std::shared_ptr<HostComm>* out) {
 
 // ---- collectives ----
 
-// What every collective checks first; the rest of the call is filled in by its own function.
+// What every call that moves data checks first; the rest is filled in by its own function.
 Status begin_call(Call::Kind kind, ncclComm_t comm, const void* send, void* recv, size_t count,
                   ncclDataType_t type, Call* call) {
   call->kind = kind;
@@ -135,6 +135,20 @@ Status begin_call(Call::Kind kind, ncclComm_t comm, const void* send, void* recv
   SCAPE_RETURN_IF_ERROR(check_comm(comm, &call->comm));
   SCAPE_RETURN_IF_ERROR(call->comm->usable());
   return check_type(type, &call->type);
+}
+
+Status begin_collective(Call::Kind kind, ncclComm_t comm, const void* send, void* recv,
+                        size_t count, ncclDataType_t type, const ncclCollConfig_t* config,
+                        Call* call) {
+  SCAPE_RETURN_IF_ERROR(begin_call(kind, comm, send, recv, count, type, call));
+  return check_config(config);
+}
+
+Status begin_rooted(Call::Kind kind, ncclComm_t comm, const void* send, void* recv, size_t count,
+                    ncclDataType_t type, int root, const ncclCollConfig_t* config, Call* call) {
+  SCAPE_RETURN_IF_ERROR(begin_collective(kind, comm, send, recv, count, type, config, call));
+  call->peer = root;
+  return check_rank(root, call->comm->size(), "root");
 }
 
 Status set_reduction(ncclRedOp_t op, Call* call) {
@@ -164,9 +178,8 @@ Status AllReduceConfig(const void* sendbuff, void* recvbuff, size_t count, ncclD
                        const ncclCollConfig_t* config) {
   return collective([&]() -> Status {
     Call call;
-    SCAPE_RETURN_IF_ERROR(
-        begin_call(Call::Kind::kAllReduce, comm, sendbuff, recvbuff, count, datatype, &call));
-    SCAPE_RETURN_IF_ERROR(check_config(config));
+    SCAPE_RETURN_IF_ERROR(begin_collective(Call::Kind::kAllReduce, comm, sendbuff, recvbuff, count,
+                                           datatype, config, &call));
     SCAPE_RETURN_IF_ERROR(set_reduction(op, &call));
     Range send, recv;
     SCAPE_RETURN_IF_ERROR(check_buffer(sendbuff, count, 1, call.type, "sendbuff", &send));
@@ -183,9 +196,8 @@ Status ReduceScatterConfig(const void* sendbuff, void* recvbuff, size_t recvcoun
                            const ncclCollConfig_t* config) {
   return collective([&]() -> Status {
     Call call;
-    SCAPE_RETURN_IF_ERROR(begin_call(Call::Kind::kReduceScatter, comm, sendbuff, recvbuff,
-                                     recvcount, datatype, &call));
-    SCAPE_RETURN_IF_ERROR(check_config(config));
+    SCAPE_RETURN_IF_ERROR(begin_collective(Call::Kind::kReduceScatter, comm, sendbuff, recvbuff,
+                                           recvcount, datatype, config, &call));
     SCAPE_RETURN_IF_ERROR(set_reduction(op, &call));
     Range send, recv;
     const size_t ranks = static_cast<size_t>(call.comm->size());
@@ -204,9 +216,8 @@ Status AllGatherConfig(const void* sendbuff, void* recvbuff, size_t sendcount,
                        const ncclCollConfig_t* config) {
   return collective([&]() -> Status {
     Call call;
-    SCAPE_RETURN_IF_ERROR(
-        begin_call(Call::Kind::kAllGather, comm, sendbuff, recvbuff, sendcount, datatype, &call));
-    SCAPE_RETURN_IF_ERROR(check_config(config));
+    SCAPE_RETURN_IF_ERROR(begin_collective(Call::Kind::kAllGather, comm, sendbuff, recvbuff,
+                                           sendcount, datatype, config, &call));
     Range send, recv;
     const size_t ranks = static_cast<size_t>(call.comm->size());
     SCAPE_RETURN_IF_ERROR(check_buffer(sendbuff, sendcount, 1, call.type, "sendbuff", &send));
@@ -223,9 +234,8 @@ Status AlltoAllConfig(const void* sendbuff, void* recvbuff, size_t count, ncclDa
                       ncclComm_t comm, cudaStream_t, const ncclCollConfig_t* config) {
   return collective([&]() -> Status {
     Call call;
-    SCAPE_RETURN_IF_ERROR(
-        begin_call(Call::Kind::kAllToAll, comm, sendbuff, recvbuff, count, datatype, &call));
-    SCAPE_RETURN_IF_ERROR(check_config(config));
+    SCAPE_RETURN_IF_ERROR(begin_collective(Call::Kind::kAllToAll, comm, sendbuff, recvbuff, count,
+                                           datatype, config, &call));
     Range send, recv;
     const size_t ranks = static_cast<size_t>(call.comm->size());
     SCAPE_RETURN_IF_ERROR(check_buffer(sendbuff, count, ranks, call.type, "sendbuff", &send));
@@ -244,11 +254,8 @@ Status BroadcastConfig(const void* sendbuff, void* recvbuff, size_t count, ncclD
                        int root, ncclComm_t comm, cudaStream_t, const ncclCollConfig_t* config) {
   return collective([&]() -> Status {
     Call call;
-    SCAPE_RETURN_IF_ERROR(
-        begin_call(Call::Kind::kBroadcast, comm, sendbuff, recvbuff, count, datatype, &call));
-    SCAPE_RETURN_IF_ERROR(check_config(config));
-    SCAPE_RETURN_IF_ERROR(check_rank(root, call.comm->size(), "root"));
-    call.peer = root;
+    SCAPE_RETURN_IF_ERROR(begin_rooted(Call::Kind::kBroadcast, comm, sendbuff, recvbuff, count,
+                                       datatype, root, config, &call));
     Range send, recv;
     SCAPE_RETURN_IF_ERROR(check_buffer(recvbuff, count, 1, call.type, "recvbuff", &recv));
     if (call.comm->rank() == root) {
@@ -265,12 +272,9 @@ Status ReduceConfig(const void* sendbuff, void* recvbuff, size_t count, ncclData
                     const ncclCollConfig_t* config) {
   return collective([&]() -> Status {
     Call call;
-    SCAPE_RETURN_IF_ERROR(
-        begin_call(Call::Kind::kReduce, comm, sendbuff, recvbuff, count, datatype, &call));
-    SCAPE_RETURN_IF_ERROR(check_config(config));
+    SCAPE_RETURN_IF_ERROR(begin_rooted(Call::Kind::kReduce, comm, sendbuff, recvbuff, count,
+                                       datatype, root, config, &call));
     SCAPE_RETURN_IF_ERROR(set_reduction(op, &call));
-    SCAPE_RETURN_IF_ERROR(check_rank(root, call.comm->size(), "root"));
-    call.peer = root;
     Range send, recv;
     SCAPE_RETURN_IF_ERROR(check_buffer(sendbuff, count, 1, call.type, "sendbuff", &send));
     if (call.comm->rank() == root) {
@@ -286,11 +290,8 @@ Status GatherConfig(const void* sendbuff, void* recvbuff, size_t count, ncclData
                     int root, ncclComm_t comm, cudaStream_t, const ncclCollConfig_t* config) {
   return collective([&]() -> Status {
     Call call;
-    SCAPE_RETURN_IF_ERROR(
-        begin_call(Call::Kind::kGather, comm, sendbuff, recvbuff, count, datatype, &call));
-    SCAPE_RETURN_IF_ERROR(check_config(config));
-    SCAPE_RETURN_IF_ERROR(check_rank(root, call.comm->size(), "root"));
-    call.peer = root;
+    SCAPE_RETURN_IF_ERROR(begin_rooted(Call::Kind::kGather, comm, sendbuff, recvbuff, count,
+                                       datatype, root, config, &call));
     Range send, recv;
     SCAPE_RETURN_IF_ERROR(check_buffer(sendbuff, count, 1, call.type, "sendbuff", &send));
     if (call.comm->rank() == root) {
@@ -308,11 +309,8 @@ Status ScatterConfig(const void* sendbuff, void* recvbuff, size_t count, ncclDat
                      int root, ncclComm_t comm, cudaStream_t, const ncclCollConfig_t* config) {
   return collective([&]() -> Status {
     Call call;
-    SCAPE_RETURN_IF_ERROR(
-        begin_call(Call::Kind::kScatter, comm, sendbuff, recvbuff, count, datatype, &call));
-    SCAPE_RETURN_IF_ERROR(check_config(config));
-    SCAPE_RETURN_IF_ERROR(check_rank(root, call.comm->size(), "root"));
-    call.peer = root;
+    SCAPE_RETURN_IF_ERROR(begin_rooted(Call::Kind::kScatter, comm, sendbuff, recvbuff, count,
+                                       datatype, root, config, &call));
     Range send, recv;
     SCAPE_RETURN_IF_ERROR(check_buffer(recvbuff, count, 1, call.type, "recvbuff", &recv));
     if (call.comm->rank() == root) {
