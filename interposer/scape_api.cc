@@ -123,10 +123,7 @@ Status do_self_check(scape_registration registration) {
 Status do_next(const char* name) {
   SCAPE_RETURN_IF_ERROR(begin());
   SCAPE_RETURN_IF_ERROR(check_pointer(name, "name"));
-  const size_t length = std::strlen(name);
-  if (length == 0 || length > 63) {
-    return error(SCAPE_ERR_ARGUMENT, "name has %zu bytes; it takes 1 .. 63", length);
-  }
+  SCAPE_RETURN_IF_ERROR(plugin::check_name("name", name));
   set_next_name(name);
   return {};
 }

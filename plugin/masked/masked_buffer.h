@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -38,6 +39,9 @@ DataType data_type_of(scape_dtype type);
 // The options of a registration that names none, SCAPE_* variables included; what
 // scape_config_init() gives.
 void default_config(scape_config* out);
+
+// A buffer's name: 1 to 63 bytes without control characters; else ARGUMENT, which calls it `what`.
+Status check_name(const char* what, std::string_view name);
 
 // Checks a scape_config and fills the defaults in. ARGUMENT names the field, the value and its
 // range.

@@ -9,6 +9,20 @@
 #include "plugin/masked/masked_buffer_impl.h"
 
 namespace scape::plugin {
+namespace {
+
+Status check_rates(const char* name, double lr, double weight_decay) {
+  if (!(lr >= 0) || !(weight_decay >= 0) || !std::isfinite(lr) || !std::isfinite(weight_decay) ||
+      !(lr * weight_decay < 1)) {
+    return error(SCAPE_ERR_ARGUMENT,
+                 "buffer '%s': lr is %g and weight_decay %g; both must be finite and not "
+                 "negative, and their product less than 1",
+                 name, lr, weight_decay);
+  }
+  return Status::Ok();
+}
+
+}  // namespace
 
 Status MaskedBufferImpl::adams_step(float* param, double lr, double weight_decay) {
   const char* name = config_.name.c_str();
@@ -25,12 +39,7 @@ Status MaskedBufferImpl::adams_step(float* param, double lr, double weight_decay
   if (param == nullptr && count_ > 0) {
     return error(SCAPE_ERR_ARGUMENT, "buffer '%s': param is null", name);
   }
-  if (!std::isfinite(lr) || !(lr * weight_decay >= 0 && lr * weight_decay < 1)) {
-    return error(
-        SCAPE_ERR_ARGUMENT,
-        "buffer '%s': lr is %g and weight_decay %g; lr must be finite and their product in [0, 1)",
-        name, lr, weight_decay);
-  }
+  SCAPE_RETURN_IF_ERROR(check_rates(name, lr, weight_decay));
   try {
     do_adams_step(param, lr, weight_decay);
   } catch (const std::bad_alloc&) {
@@ -79,6 +88,7 @@ Status MaskedBufferImpl::post_step(size_t offset, size_t length, const float* be
     return error(SCAPE_ERR_ARGUMENT, "buffer '%s': %s is null", name,
                  before == nullptr ? "before" : "param");
   }
+  SCAPE_RETURN_IF_ERROR(check_rates(name, lr, weight_decay));
   if (phase_ != Phase::kIdle) return owed_or_running("scape_post_step()");
   // A dense step has its right length already, and nothing is off its mask.
   if (skipped_ || ages_.empty()) return Status::Ok();

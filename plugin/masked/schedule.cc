@@ -10,6 +10,7 @@ namespace scape::plugin {
 namespace {
 
 constexpr size_t kNameBytes = 63;
+constexpr size_t kLargestConfig = 65536;  // more can only be a size that was never set
 
 // The beginnings of a run that a total stands for, where no count of steps is given.
 constexpr double kDenseShare = 0.01;
@@ -95,11 +96,28 @@ void default_config(scape_config* out) {
   out->ramp_sparsity = set.ramp_sparsity;
 }
 
+Status check_name(const char* what, std::string_view name) {
+  if (name.empty() || name.size() > kNameBytes) {
+    return error(SCAPE_ERR_ARGUMENT, "%s has %zu bytes; it must have 1 to %zu", what, name.size(),
+                 kNameBytes);
+  }
+  // A name stands in log lines and reports.
+  for (size_t i = 0; i < name.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(name[i]);
+    if (byte < 0x20 || byte == 0x7f) {
+      return error(SCAPE_ERR_ARGUMENT,
+                   "%s has the control character 0x%02x at byte %zu; use printable characters",
+                   what, byte, i);
+    }
+  }
+  return Status::Ok();
+}
+
 Status resolve_config(const scape_config* config, scape_dtype dtype, BufferConfig* out) {
   scape_config given;
   default_config(&given);
   if (config != nullptr) {
-    if (config->size < sizeof(config->size)) {
+    if (config->size < sizeof(config->size) || config->size > kLargestConfig) {
       return error(SCAPE_ERR_ARGUMENT,
                    "config.size is %zu; fill the struct with scape_config_init()", config->size);
     }
@@ -130,10 +148,7 @@ Status resolve_config(const scape_config* config, scape_dtype dtype, BufferConfi
 
   BufferConfig resolved;
   resolved.name = given.name != nullptr ? given.name : "buffer";
-  if (resolved.name.empty() || resolved.name.size() > kNameBytes) {
-    return error(SCAPE_ERR_ARGUMENT, "config.name has %zu bytes; it must have 1 to %zu",
-                 resolved.name.size(), kNameBytes);
-  }
+  SCAPE_RETURN_IF_ERROR(check_name("config.name", resolved.name));
   resolved.dtype = dtype;
   resolved.role = given.role;
   resolved.payload = given.payload;

@@ -143,6 +143,9 @@ TEST(Refusals, KeepFusedCallsAndStepsInTurn) {
   expect_error(buffers[0]->flush(data[0].data(), param.data(), 0.1, 0), SCAPE_ERR_USAGE, "flush");
   expect_error(buffers[0]->adams_step(nullptr, 0.1, 0), SCAPE_ERR_ARGUMENT, "param");
   expect_error(buffers[0]->adams_step(param.data(), kNan, 0), SCAPE_ERR_ARGUMENT, "lr");
+  expect_error(buffers[0]->adams_step(param.data(), -0.1, 0), SCAPE_ERR_ARGUMENT, "lr is -0.1");
+  expect_error(buffers[0]->adams_step(param.data(), 0.1, kNan), SCAPE_ERR_ARGUMENT, "weight_decay");
+  expect_error(buffers[0]->adams_step(param.data(), 0.1, 10), SCAPE_ERR_ARGUMENT, "weight_decay");
   expect_error(buffers[0]->adams_step(param.data(), 2, 0.5), SCAPE_ERR_ARGUMENT, "weight_decay");
   EXPECT_TRUE(buffers[0]->adams_step(param.data(), 0.1, 0.01).ok());
   expect_error(buffers[0]->adams_step(param.data(), 0.1, 0), SCAPE_ERR_USAGE, "all-reduce");
@@ -704,6 +707,8 @@ TEST(HookedRole, PostStepScalesTheChangeOfMaskedParametersByTheirAgeAndHoldsTheO
     begin += length;
   }
   EXPECT_EQ(parts, whole);
+  expect_error(buffers[0]->post_step(0, 1, before.data(), parts.data(), -0.5, 0),
+               SCAPE_ERR_ARGUMENT, "lr is -0.5");
   expect_error(buffers[0]->post_step(300, 34, before.data(), parts.data(), 0.5, 0),
                SCAPE_ERR_ARGUMENT, "333");
 }

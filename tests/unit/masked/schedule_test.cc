@@ -145,10 +145,13 @@ TEST(Config, RefusesWhatIsOutOfRangeByName) {
   expect_refused("rule", [](scape_config* c) { c->rule = static_cast<scape_rule>(-1); });
   expect_refused("payload", [](scape_config* c) { c->payload = SCAPE_FLOAT16; });
   expect_refused("size", [](scape_config* c) { c->size = 0; });
+  expect_refused("size", [](scape_config* c) { c->size = SIZE_MAX; });
   expect_refused("name", [](scape_config* c) {
     c->name = "a name that is one byte longer than the sixty-three bytes it may be";
   });
   expect_refused("name", [](scape_config* c) { c->name = ""; });
+  expect_refused("name has the control character 0x0a at byte 4",
+                 [](scape_config* c) { c->name = "line\nbreak"; });
   expect_refused(
       "dtype", [](scape_config*) {}, static_cast<scape_dtype>(3));
 }
