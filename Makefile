@@ -16,7 +16,7 @@ build: ## the release preset, into build/release: libraries in lib/, programs in
 demo: ## train a small GPT dense and sparse on two ranks; table and loss.png
 	@tools/setup.sh demo
 	cmake --preset release -DSCAPE_BUILD_TESTS=OFF
-	cmake --build --preset release --target scape_nccl scape_ucx scape-info
+	cmake --build --preset release --target scape_nccl scape_ucx scape_ofi scape-info
 	$(PYTHON_ENV) examples/gpt/demo.py
 
 .PHONY: test

@@ -25,7 +25,8 @@ SCAPE_SETTING_BOOL(
     "1 takes the library out of LD_PRELOAD at its first use, so that children start without it")
 SCAPE_SETTING_STRING(nccl_lib, "SCAPE_NCCL_LIB", "",
                      "path of the real libnccl.so.2; found by itself when empty")
-SCAPE_SETTING_CHOICE(transport, "SCAPE_TRANSPORT", "ucx", "ucx", "transport of host communicators")
+SCAPE_SETTING_CHOICE(transport, "SCAPE_TRANSPORT", "ucx", "ucx|ofi",
+                     "transport of host communicators: UCX, or libfabric (ofi)")
 SCAPE_SETTING_CHOICE(simd, "SCAPE_SIMD", "auto", "auto|scalar|baseline|avx2|avx512|neon",
                      "kernels to use; auto takes the best that the CPU has")
 SCAPE_SETTING_REAL(timeout_s, "SCAPE_TIMEOUT", 300, 0.1, 86400,

@@ -54,10 +54,11 @@ void print_report() {
   std::printf("built with gcc %s\n", __VERSION__);
 #endif
   std::printf("\ntransports\n");
-  for (const char* name : {"ucx"}) {
+  for (const std::string_view name : scape::plugin::transport_names()) {
     const scape::plugin::TransportModule* module = nullptr;
     const scape::Status status = scape::plugin::load_transport_module(name, &module);
-    std::printf("  %-8s %s\n", name, status.ok() ? "found" : status.message().c_str());
+    std::printf("  %-8s %s\n", std::string(name).c_str(),
+                status.ok() ? "found" : status.message().c_str());
   }
   std::printf("\nkernels, best first\n ");
   for (const auto* ops : scape::kernels::available_ops()) std::printf(" %s", ops->name);

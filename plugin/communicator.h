@@ -120,8 +120,8 @@ class Communicator {
   // Moves whatever can be moved now; never blocks. Returns true when something moved.
   virtual bool progress() = 0;
 
-  // Sleeps until the transport has something to do or the time is over. Only for side channels,
-  // whose transport is made to wake its owner; others return at once.
+  // Sleeps until the transport has something to do or the time is over, or for a moment where the
+  // transport cannot wake its owner. Only for side channels; others return at once.
   virtual void wait_event(int timeout_ms) = 0;
 
   // The error that ended this communicator, or ok. Once it failed, every work fails with it at

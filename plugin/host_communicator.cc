@@ -90,6 +90,8 @@ std::string describe(const Descriptor& descriptor) {
 
 // A call that has not ended for this long tells the neighbours what it is.
 constexpr auto kStall = std::chrono::milliseconds(100);
+// Where a transport cannot wake anybody, its owner looks at it this often.
+constexpr int kLookAgainMs = 1;
 constexpr auto kTimeToHearOfACause = std::chrono::seconds(2);
 constexpr int kFlushMs = 2000;
 constexpr size_t kMaxRanks = size_t{1} << TagSpace::kRankBits;
@@ -452,13 +454,17 @@ void HostCommunicator::wait_event(int timeout_ms) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     Transport* const transport = executor_->transport();
-    if (transport == nullptr && channel_ == 0) return;
+    if (channel_ == 0) return;
     if (transport != nullptr) {
-      if (transport->event_fd() < 0) return;
       watch();
-      // Arming fails while something waits to be taken.
-      if (progress_locked() || !failure_.ok() || !transport->arm()) return;
-      entries.push_back({transport->event_fd(), POLLIN, 0});
+      if (progress_locked() || !failure_.ok()) return;
+      if (transport->event_fd() < 0) {
+        timeout_ms = std::min(timeout_ms, kLookAgainMs);
+      } else {
+        // Arming fails while something waits to be taken.
+        if (!transport->arm()) return;
+        entries.push_back({transport->event_fd(), POLLIN, 0});
+      }
       lifeline_->append_poll_entries(&entries);
       // A call that stalls has to be published in time.
       if (!watched_.empty() && !watched_.front().published) {

@@ -13,7 +13,7 @@ nccl_versions="2.32.3 2.28.9"
 
 say() { printf 'setup: %s\n' "$*"; }
 
-packages="g++ cmake ninja-build pkg-config libucx-dev libhwloc-dev libhwy-dev libgtest-dev libgmock-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev"
+packages="g++ cmake ninja-build pkg-config libucx-dev libfabric-dev libhwloc-dev libhwy-dev libgtest-dev libgmock-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev"
 case $what in
   build) ;;
   demo) packages="$packages python3 python3-venv python3-dev" ;;

@@ -80,10 +80,14 @@ Status load_transport_module(std::string_view name, const TransportModule** out)
   return Status::Ok();
 }
 
+std::span<const std::string_view> transport_names() {
+  // In the order of SCAPE_TRANSPORT's choices.
+  static constexpr std::string_view kNames[] = {"ucx", "ofi"};
+  return kNames;
+}
+
 std::string_view chosen_transport() {
-  static constexpr std::string_view kNames[] = {
-      "ucx"};  // in the order of SCAPE_TRANSPORT's choices
-  return kNames[settings().transport];
+  return transport_names()[static_cast<size_t>(settings().transport)];
 }
 
 Status make_transport(const TransportOptions& options, std::unique_ptr<Transport>* out) {

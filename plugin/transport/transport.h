@@ -1,5 +1,5 @@
-// Transport: tagged messages between the ranks of one communicator. The seam to UCX (and, later,
-// libfabric), which live in modules of their own, so that nothing links a network library.
+// Transport: tagged messages between the ranks of one communicator. The seam to UCX and libfabric,
+// which live in modules of their own, so that nothing links a network library.
 //
 // A transport has one owner at a time: calls are serialised by the caller. It never blocks, never
 // throws, and knows nothing of collectives.
@@ -80,7 +80,7 @@ class Transport {
   virtual void flush(int timeout_ms) = 0;
 
   // A descriptor that becomes readable when progress() has something to do, or -1 when this
-  // transport was not made to wake its owner. arm() must succeed before each poll; false: progress
+  // transport was not made to wake its owner, or cannot. arm() must succeed before each poll; false: progress
   // first.
   virtual int event_fd() const = 0;
   virtual bool arm() = 0;
@@ -89,7 +89,7 @@ class Transport {
 };
 
 struct TransportOptions {
-  bool wakeup = false;  // event_fd() works, at the cost of some latency
+  bool wakeup = false;  // event_fd() works where it can, at the cost of some latency
   int ranks = 0;        // how many peers to expect
 };
 
@@ -110,7 +110,10 @@ Status load_transport_module(std::string_view name, const TransportModule** out)
 // A transport of the kind that SCAPE_TRANSPORT chose.
 Status make_transport(const TransportOptions& options, std::unique_ptr<Transport>* out);
 
-// The name of that kind.
+// The kinds there are, whether or not their libraries are.
+std::span<const std::string_view> transport_names();
+
+// The name of the chosen kind.
 std::string_view chosen_transport();
 
 }  // namespace scape::plugin

@@ -3,14 +3,11 @@
 // The only code that links libucp. The user's UCX_* settings hold; nothing here writes the
 // environment.
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/statvfs.h>
 #include <ucp/api/ucp.h>
 #include <ucs/debug/log_def.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +16,8 @@
 #include <utility>
 
 #include "base/log.h"
+#include "plugin/transport/descriptors.h"
+#include "plugin/transport/traffic.h"
 #include "plugin/transport/transport.h"
 
 namespace scape::plugin {
@@ -111,16 +110,6 @@ class Context {
   ucp_context_h handle_ = nullptr;
 };
 
-// Written by whoever drives the transport, one at a time, and read by anybody.
-struct Traffic {
-  std::atomic<uint64_t> bytes{0}, messages{0};
-
-  void add(size_t more) {
-    bytes.store(bytes.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
-    messages.store(messages.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  }
-};
-
 class UcxTransport final : public Transport {
  public:
   ~UcxTransport() override {
@@ -136,7 +125,8 @@ class UcxTransport final : public Transport {
   }
 
   Status init(const TransportOptions& options) {
-    SCAPE_RETURN_IF_ERROR(check_descriptors());
+    // UCX aborts where it runs out of descriptors in the middle of making a worker.
+    SCAPE_RETURN_IF_ERROR(check_descriptors("ucx", 24));
     SCAPE_RETURN_IF_ERROR(make_worker(options));
     ucs_status_t status = ucp_worker_get_address(worker_, &address_, &address_bytes_);
     if (status != UCS_OK) {
@@ -232,21 +222,6 @@ class UcxTransport final : public Transport {
   }
 
  private:
-  // UCX aborts where it runs out of descriptors in the middle of making a worker.
-  static Status check_descriptors() {
-    constexpr int kNeeded = 24;
-    int taken[kNeeded];
-    int count = 0;
-    while (count < kNeeded && (taken[count] = ::eventfd(0, EFD_CLOEXEC)) >= 0) ++count;
-    const int reason = errno;
-    for (int i = 0; i < count; ++i) ::close(taken[i]);
-    if (count == kNeeded) return Status::Ok();
-    return error(SCAPE_ERR_SYSTEM,
-                 "ucx: a communicator needs up to %d more file descriptors, and %d are left (%s); "
-                 "raise the limit (ulimit -n), or destroy communicators that are not needed",
-                 kNeeded, count, std::strerror(reason));
-  }
-
   static double free_in_dev_shm() {
     struct statvfs space {};
     if (::statvfs("/dev/shm", &space) != 0) return 0;
