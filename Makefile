@@ -12,12 +12,12 @@ build: ## the release preset, into build/release: libraries in lib/, programs in
 	cmake --preset release -DSCAPE_BUILD_TESTS=OFF
 	cmake --build --preset release
 
-.PHONY: demo
-demo: ## train a small GPT dense and sparse on two ranks; table and loss.png
-	@tools/setup.sh demo
+.PHONY: demo demo-net
+demo demo-net: ## train a small GPT dense and sparse on two ranks; demo-net: on four test hosts behind 1 Gbit/s (root)
+	@tools/setup.sh $@
 	cmake --preset release -DSCAPE_BUILD_TESTS=OFF
 	cmake --build --preset release --target scape_nccl scape_ucx scape_ofi scape-info
-	$(PYTHON_ENV) examples/gpt/demo.py
+	$(PYTHON_ENV) examples/gpt/demo.py $(if $(filter demo-net,$@),--hosts 4 --rate 1gbit)
 
 .PHONY: test
 test: ## the whole test suite through ctest

@@ -2,6 +2,7 @@
 # Installs what the build, the tests and the demo need and a fresh Debian 12 lacks:
 #   tools/setup.sh build    Debian packages only
 #   tools/setup.sh demo     and a Python with PyTorch
+#   tools/setup.sh demo-net and what test hosts are made with
 #   tools/setup.sh test     and the NCCL wheels that the declarations are checked against
 # What is there already is left alone; nothing needs root where the packages are there.
 set -euo pipefail
@@ -17,8 +18,9 @@ packages="g++ cmake ninja-build pkg-config libucx-dev libfabric-dev libhwloc-dev
 case $what in
   build) ;;
   demo) packages="$packages python3 python3-venv python3-dev" ;;
+  demo-net) packages="$packages python3 python3-venv python3-dev iproute2" ;;
   test) packages="$packages python3 python3-venv python3-dev git binutils procps iproute2 qemu-user openmpi-bin libopenmpi-dev" ;;
-  *) echo "usage: tools/setup.sh build|demo|test" >&2; exit 2 ;;
+  *) echo "usage: tools/setup.sh build|demo|demo-net|test" >&2; exit 2 ;;
 esac
 
 missing=""
@@ -64,7 +66,7 @@ if [ -n "$wanted" ]; then
   say "pip install $wanted"
   $venv/bin/pip install --quiet --disable-pip-version-check $wanted
 fi
-[ "$what" = demo ] && exit 0
+[ "$what" = test ] || exit 0
 
 for version in $nccl_versions; do
   folder=build/nccl/$version

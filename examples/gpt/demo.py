@@ -3,6 +3,7 @@
 
     examples/gpt/demo.py            # under 10 minutes on two cores
     examples/gpt/demo.py --quick    # under a minute: shows that all works, not how well
+    examples/gpt/demo.py --hosts 4 --rate 1gbit    # on test hosts behind links of that rate (root)
 
 Dense AdamW, dense AdamS, Scape at 90 % and at 99 % with equal seeds and data (and one learning rate
 for all three AdamS runs), all through the
@@ -39,15 +40,25 @@ RUNS = (
 )
 BASELINE = 1  # dense AdamS
 FULL = dict(width=128, layers=4, batch=4, context=128)
+# On test hosts all compute shares this machine's cores, so there is less of it a step: what a rank
+# of its own machine would be done with sooner.
+HOSTS = dict(width=128, layers=4, batch=1, context=128)
 QUICK = dict(width=64, layers=2, batch=4, context=64)
 GBIT = 1e9 / 8
 
 
-def train(arguments, environment, ranks, json_path, title):
-    """Runs train.py under torchrun and passes its lines on. Returns its records by event."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(ranks), os.path.join(HERE, "train.py")]
-    command += [*arguments, "--json", json_path]
+def launcher_of(args):
+    """The command that train.py and its arguments are put behind."""
+    if args.hosts:
+        hosts = os.path.join(HERE, "..", "..", "perf", "hosts.sh")
+        return [hosts, "-q", "-n", str(args.hosts), "-r", args.rate, "--", sys.executable]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*torchrun, "--nproc-per-node", str(args.ranks)]
+
+
+def train(command, arguments, environment, json_path, title):
+    """Runs train.py behind `command` and passes its lines on. Returns its records by event."""
+    command = [*command, os.path.join(HERE, "train.py"), *arguments, "--json", json_path]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -67,27 +78,30 @@ def train(arguments, environment, ranks, json_path, title):
     return records
 
 
+def seconds(step):
+    """What a step took on the first rank."""
+    return sum(step[part] for part in ("compute_s", "wait_s", "exchange_s", "optimizer_s"))
+
+
 def fitting_steps(shape, environment, args, folder):
     """How many steps of four runs the time budget has room for on this machine: 200 to 2000."""
     probe = train(
+        launcher_of(args),
         ["--optimizer", "adams", "--steps", "9", "--eval-windows", "8", *shape],
         environment,
-        args.ranks,
         os.path.join(folder, "probe.json"),
         "timing this machine",
     )
-    times = [
-        sum(step[part] for part in ("compute_s", "wait_s", "exchange_s", "optimizer_s"))
-        for step in probe["step"][3:]
-    ]
+    times = [seconds(step) for step in probe["step"][3:]]
     start_up_s = 15 * len(RUNS)
     room = (args.budget_s - start_up_s) / len(RUNS) / (1.25 * statistics.median(times))
     return int(min(2000, max(200, room // 50 * 50)))
 
 
-def table(results):
+def table(results, hosts):
     """The closing table, as text."""
     baseline = results[BASELINE]["summary"]["sent_bytes_per_step"]
+    step_s = results[BASELINE]["summary"]["step_s"]
     header = (
         "run",
         "val loss",
@@ -99,7 +113,8 @@ def table(results):
         "optimizer",
         "bytes/step",
     )
-    header += ("ratio", "overlap", "1 Gbit/s", "10 Gbit/s", "100 Gbit/s")
+    header += ("ratio", "overlap")
+    header += ("speed-up",) if hosts else ("1 Gbit/s", "10 Gbit/s", "100 Gbit/s")
     rows = [header]
     for (title, _, _), result in zip(RUNS, results):
         summary = result["summary"]
@@ -117,7 +132,11 @@ def table(results):
                 f"{sent:,.0f}",
                 "1" if sent == baseline else f"1/{baseline / sent:.1f}",
                 "-" if overlap is None else f"{overlap:.2f}",
-                *(f"{sent / (rate * GBIT) * 1e3:.3f}" for rate in (1, 10, 100)),
+                *(
+                    (f"{step_s / summary['step_s']:.2f}",)
+                    if hosts
+                    else (f"{sent / (rate * GBIT) * 1e3:.3f}" for rate in (1, 10, 100))
+                ),
             )
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
@@ -126,12 +145,12 @@ def table(results):
     return "\n".join(lines)
 
 
-def remarks(results, ranks):
+def remarks(results, args):
     """What the table does and does not say."""
     settled = results[BASELINE]["summary"]
     lines = [
         (
-            f"Times in ms and bytes are means over {ranks} ranks and the"
+            f"Times in ms and bytes are means over {args.ranks} ranks and the"
             f" {settled['measured_steps']} steps after warm-up and ramp."
         ),
         (
@@ -141,43 +160,52 @@ def remarks(results, ranks):
         ),
         "flushed: validation loss after a last dense step that sends what had waited.",
         "ratio: to dense AdamS. overlap: share of a mask's elements that the mask before had.",
-        (
-            "1, 10, 100 Gbit/s: ms the exchange would take at that rate per rank. Computed from the"
-            " bytes, without latency; not measured."
-        ),
     ]
+    if args.hosts:
+        lines.append(
+            f"speed-up: steps a second against dense AdamS, measured on {args.hosts} test hosts"
+            f" with links of {args.rate}. All of them share this machine's {os.cpu_count()} cores,"
+            " which makes compute, and choosing what to send, slower than on hosts of their own."
+        )
+        return "\n".join(lines)
     costs = [
         f"{(result['summary']['exchange_s'] + result['summary']['optimizer_s']) * 1e3:.2f} ms"
         f" ({title})"
         for (title, _, _), result in zip(RUNS[BASELINE:], results[BASELINE:])
     ]
-    lines.append(
-        "All ranks are on one host, whose memory is the network: sending less saves little time"
-        " there, and choosing what to send takes the cores that compute, so dense may well win the"
-        f" wall clock here. Exchange and optimizer took {', '.join(costs)}. Between hosts the bytes"
-        " count."
-    )
+    lines += [
+        (
+            "1, 10, 100 Gbit/s: ms the exchange would take at that rate per rank. Computed from the"
+            " bytes, without latency; not measured."
+        ),
+        (
+            "All ranks are on one host, whose memory is the network: sending less saves little time"
+            " there, and choosing what to send takes the cores that compute, so dense may well win"
+            f" the wall clock here. Exchange and optimizer took {', '.join(costs)}. Between hosts"
+            " the bytes count: see make demo-net."
+        ),
+    ]
     return "\n".join(lines)
 
 
-def picture(results, path):
-    """Loss against steps, and against bytes sent."""
+def picture(results, path, hosts):
+    """Loss against steps, and against bytes sent or, on test hosts, the time it took."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (by_step, by_bytes) = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
+    figure, (by_step, by_cost) = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
     for (title, _, _), result in zip(RUNS, results):
         losses = [step["loss"] for step in result["step"]]
         window = max(1, len(losses) // 25)
         smooth = [
             statistics.fmean(losses[max(0, i + 1 - window) : i + 1]) for i in range(len(losses))
         ]
-        sent, total = [], 0
+        cost, total = [], 0
         for step in result["step"]:
-            total += step["sent_bytes"]
-            sent.append(total / 1e6)
+            total += seconds(step) if hosts else step["sent_bytes"] / 1e6
+            cost.append(total)
         (line,) = by_step.plot(smooth, label=title, linewidth=1.2)
         by_step.plot(
             [point["step"] for point in result["eval"]],
@@ -186,11 +214,14 @@ def picture(results, path):
             color=line.get_color(),
             markersize=4,
         )
-        by_bytes.plot(sent, smooth, label=title, linewidth=1.2, color=line.get_color())
+        by_cost.plot(cost, smooth, label=title, linewidth=1.2, color=line.get_color())
     by_step.set(xlabel="step", ylabel="loss, nats per byte (line: training, dots: validation)")
-    by_bytes.set(xlabel="megabytes sent per rank", xscale="log")
+    if hosts:
+        by_cost.set(xlabel="seconds of training, measured")
+    else:
+        by_cost.set(xlabel="megabytes sent per rank", xscale="log")
     by_step.legend()
-    for axes in (by_step, by_bytes):
+    for axes in (by_step, by_cost):
         axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
@@ -216,6 +247,12 @@ def main():
     )
     parser.add_argument("--quick", action="store_true", help="a tiny model and few steps")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument(
+        "--hosts", type=int, help="on so many test hosts, a rank on each, instead (root)"
+    )
+    parser.add_argument(
+        "--rate", default="1gbit", help="of a test host's link, as tc writes it (1gbit)"
+    )
     parser.add_argument("--steps", type=int, help="default: as many as the time has room for")
     parser.add_argument(
         "--budget-s", type=float, default=330, help="time for the four runs (330 s)"
@@ -223,6 +260,8 @@ def main():
     parser.add_argument("--lib", help="libscape_nccl.so to preload; default: the one of this tree")
     parser.add_argument("--out", default=".", metavar="FOLDER", help="where loss.png goes (.)")
     args = parser.parse_args()
+    if args.hosts:
+        args.ranks = args.hosts
 
     started = time.monotonic()
     environment = dict(os.environ)
@@ -241,31 +280,32 @@ def main():
 
     shape = [
         text
-        for name, value in (QUICK if args.quick else FULL).items()
+        for name, value in (QUICK if args.quick else HOSTS if args.hosts else FULL).items()
         for text in (f"--{name}", str(value))
     ]
     with tempfile.TemporaryDirectory() as folder:
         steps = args.steps or (
             80 if args.quick else fitting_steps(shape, environment, args, folder)
         )
-        print(f"demo: four runs of {steps} steps on {args.ranks} ranks", flush=True)
+        where = f"test hosts, links of {args.rate}" if args.hosts else "ranks"
+        print(f"demo: four runs of {steps} steps on {args.ranks} {where}", flush=True)
         shape += ["--steps", str(steps), "--eval-every", str(max(1, steps // 6))]
         shape += ["--log-every", str(max(1, steps // 30))]
         if args.quick:
             shape += ["--eval-windows", "64", "--max-bytes", "6000000"]
         results = [
             train(
+                launcher_of(args),
                 [*arguments, *shape],
                 environment,
-                args.ranks,
                 os.path.join(folder, f"{index}.json"),
                 title,
             )
             for index, (title, arguments, _) in enumerate(RUNS)
         ]
     path = os.path.abspath(os.path.join(args.out, "loss.png"))
-    picture(results, path)
-    print(f"\n{table(results)}\n\n{remarks(results, args.ranks)}")
+    picture(results, path, args.hosts)
+    print(f"\n{table(results, args.hosts)}\n\n{remarks(results, args)}")
     print(f"picture: {path}\ntook {time.monotonic() - started:.0f} s in all")
     broken = list(broken_promises(results))
     for line in broken:

@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# Runs a command on test hosts: N network namespaces of this machine on one switch, each with its own rate.
+#
+#   perf/hosts.sh [-n HOSTS] [-p RANKS] [-r RATE] [-d DELAY] -- COMMAND [ARGUMENT ...]
+#
+#   -n HOSTS   how many (4)
+#   -p RANKS   processes on each (1)
+#   -r RATE    of each host's link, both ways, as tc writes it (1gbit)
+#   -d DELAY   one way, as tc writes it, such as 100us (none)
+#   -q         no closing table of the bytes that crossed each link
+#
+# Each process gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets
+# them. Hosts share no memory, process ids or host name, so that libraries do not take them for one: else UCX and
+# libfabric's shm would go round the link. The table at the end is read from the links' own counters, so it shows what
+# really crossed. The status is the first one that is not 0; when a process fails the others are ended. Everything is
+# taken down at the end, also after Ctrl-C; what a killed run left is removed by the next. Needs root and iproute2.
+set -euo pipefail
+
+hosts=4 ranks=1 rate=1gbit delay="" table=1
+usage() { sed -n '2,/^set -/s/^# \{0,1\}//p' "$0" | sed '/^set -/d' >&2; exit 2; }
+number() { [[ $2 =~ ^[1-9][0-9]*$ ]] && [ "$2" -le "$3" ] || { echo "hosts.sh: $1 is \"$2\"; it takes 1 .. $3" >&2; exit 2; }; }
+while [ $# -gt 0 ]; do
+  case $1 in
+    -n | -p | -r | -d) [ $# -ge 2 ] || usage ;;&
+    -n) number -n "$2" 64; hosts=$2; shift 2 ;;
+    -p) number -p "$2" 64; ranks=$2; shift 2 ;;
+    -r) rate=$2; shift 2 ;;
+    -d) delay=$2; shift 2 ;;
+    -q) table=0; shift ;;
+    --) shift; break ;;
+    -*) usage ;;
+    *) break ;;
+  esac
+done
+[ $# -gt 0 ] || usage
+for program in ip tc unshare; do
+  command -v $program >/dev/null || { echo "hosts.sh: needs $program: apt-get install iproute2 util-linux" >&2; exit 2; }
+done
+[ "$(id -u)" = 0 ] || { echo "hosts.sh: making network namespaces needs root: run it with sudo" >&2; exit 2; }
+
+prefix=scape-hosts
+name=$prefix-$$
+switch=$name-switch
+launchers=()
+
+# Deleting a namespace takes its links along.
+remove() { ip netns list 2>/dev/null | awk -v p="$1-" 'index($1, p) == 1 {print $1}' | xargs -r -n1 ip netns delete; }
+take_down() {
+  trap - EXIT INT TERM HUP
+  disown -a  # bash would tell of each process that is killed
+  for launcher in "${launchers[@]}"; do kill -KILL "$launcher" 2>/dev/null || true; done
+  remove "$name"
+}
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+trap take_down EXIT
+
+for old in $(ip netns list 2>/dev/null | sed -n "s/^$prefix-\([0-9]*\)-switch.*/\1/p"); do
+  [ -d "/proc/$old" ] || remove "$prefix-$old"
+done
+
+# A burst of more than 64 KiB would let short messages through at any rate; one of less makes long ones late.
+shape() {
+  ip netns exec "$1" tc qdisc replace dev "$2" root handle 1: tbf rate "$rate" burst 64kb latency 20ms
+  [ -z "$delay" ] || ip netns exec "$1" tc qdisc replace dev "$2" parent 1: handle 2: netem delay "$delay" limit 100000
+}
+ip netns add "$switch"
+ip -n "$switch" link add name switch type bridge
+ip -n "$switch" link set switch up
+for ((h = 0; h < hosts; ++h)); do
+  ip netns add "$name-$h"
+  ip -n "$switch" link add "port$h" type veth peer name eth0 netns "$name-$h"
+  ip -n "$switch" link set "port$h" master switch up
+  ip -n "$name-$h" addr add "10.73.0.$((h + 1))/24" dev eth0
+  ip -n "$name-$h" link set lo up
+  ip -n "$name-$h" link set eth0 up
+  shape "$name-$h" eth0
+  shape "$switch" "port$h"
+done
+
+bytes() { ip netns exec "$name-$1" cat "/sys/class/net/eth0/statistics/$2_bytes"; }
+
+# Of one host: its own names and memory, then its ranks. The first that fails ends the others.
+export HOSTS_RANKS=$ranks MASTER_ADDR=10.73.0.1 MASTER_PORT=29500
+export WORLD_SIZE=$((hosts * ranks)) LOCAL_WORLD_SIZE=$ranks
+host='
+  echo "host$HOSTS_HOST" >/proc/sys/kernel/hostname
+  mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+  for ((r = 0; r < HOSTS_RANKS; ++r)); do
+    LOCAL_RANK=$r RANK=$((HOSTS_HOST * HOSTS_RANKS + r)) NCCL_HOSTID=host$HOSTS_HOST "$@" &
+  done
+  status=0
+  for ((r = 0; r < HOSTS_RANKS && status == 0; ++r)); do wait -n || status=$?; done
+  exit $status'
+for ((h = 0; h < hosts; ++h)); do
+  HOSTS_HOST=$h ip netns exec "$name-$h" unshare --uts --ipc --pid --mount --mount-proc --fork --kill-child \
+    bash -c "$host" host "$@" &
+  launchers+=($!)
+done
+
+status=0
+for ((h = 0; h < hosts && status == 0; ++h)); do wait -n || status=$?; done
+
+if [ $table = 1 ]; then
+  printf '# hosts %d, ranks on each %d, link %s%s\n' "$hosts" "$ranks" "$rate" "${delay:+, delay $delay}" >&2
+  for ((h = 0; h < hosts; ++h)); do
+    printf '# host%d sent %15d bytes, received %15d\n' "$h" "$(bytes "$h" tx)" "$(bytes "$h" rx)" >&2
+  done
+fi
+exit $status
