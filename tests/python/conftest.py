@@ -1,9 +1,11 @@
 """Where the package and the library under test are, and how to start ranks."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+from concurrent import futures
 
 import pytest
 
@@ -39,13 +41,17 @@ def clean_environment():
     }
     environment["PYTHONPATH"] = os.path.join(ROOT, "python")
     environment["OMP_NUM_THREADS"] = "1"
+    environment["PYTHONFAULTHANDLER"] = "1"
+    # Below the time that a test waits for its ranks: the library then says what it waits for.
+    environment["SCAPE_TIMEOUT"] = "120"
     return environment
 
 
 def run_ranks(script, size, *arguments, preload=None, environment=None, timeout=280):
     """Starts `size` ranks of a script of this folder, as torchrun would.
 
-    Returns [(status, stdout, stderr)] in rank order.
+    Returns [(status, stdout, stderr)] in rank order. When one has not ended after `timeout` seconds
+    all are ended, and where each was in its Python code is in its stderr.
     """
     base = clean_environment()
     if preload:
@@ -65,17 +71,16 @@ def run_ranks(script, size, *arguments, preload=None, environment=None, timeout=
         )
         for rank in range(size)
     ]
-    results = []
-    try:
-        for process in ranks:
-            out, err = process.communicate(timeout=timeout)
-            results.append((process.returncode, out, err))
-    finally:
-        for process in ranks:
-            if process.poll() is None:
+    # Each rank's output is read all the while, so that none waits for a full pipe.
+    with futures.ThreadPoolExecutor(size) as readers:
+        outputs = [readers.submit(process.communicate) for process in ranks]
+        if futures.wait(outputs, timeout=timeout).not_done:
+            for process in ranks:
+                process.send_signal(signal.SIGABRT)
+            futures.wait(outputs, timeout=10)
+            for process in ranks:
                 process.kill()
-                process.communicate()
-    return results
+    return [(process.returncode, *output.result()) for process, output in zip(ranks, outputs)]
 
 
 def assert_all_ended_well(results):
