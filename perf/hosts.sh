@@ -59,6 +59,13 @@ for old in $(ip netns list 2>/dev/null | sed -n "s/^$prefix-\([0-9]*\)-switch.*/
   [ -d "/proc/$old" ] || remove "$prefix-$old"
 done
 
+# One core takes all packets of a link's end: else those of one connection are handled by whichever core sent them,
+# pass each other, and TCP sends many of them twice.
+cores=$(nproc)
+steer() {
+  ip netns exec "$1" sh -c "printf %x $((1 << ($3 % (cores < 31 ? cores : 31)))) >/sys/class/net/$2/queues/rx-0/rps_cpus"
+}
+
 # A burst of more than 64 KiB would let short messages through at any rate; one of less makes long ones late.
 shape() {
   ip netns exec "$1" tc qdisc replace dev "$2" root handle 1: tbf rate "$rate" burst 64kb latency 20ms
@@ -73,9 +80,12 @@ for ((h = 0; h < hosts; ++h)); do
   ip -n "$switch" link set "port$h" master switch up
   ip -n "$name-$h" addr add "10.73.0.$((h + 1))/24" dev eth0
   ip -n "$name-$h" link set lo up
-  ip -n "$name-$h" link set eth0 up
+  # As a network card that cuts segments itself. One of more than the burst would be cut here, at the cost of the cores.
+  ip -n "$name-$h" link set eth0 gso_max_size 32768 up
   shape "$name-$h" eth0
   shape "$switch" "port$h"
+  steer "$name-$h" eth0 "$h"
+  steer "$switch" "port$h" "$h"
 done
 
 bytes() { ip netns exec "$name-$1" cat "/sys/class/net/eth0/statistics/$2_bytes"; }
