@@ -10,10 +10,11 @@
 #   -q         no closing table of the bytes that crossed each link
 #
 # Each process gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets
-# them. Hosts share no memory, process ids or host name, so that libraries do not take them for one: else UCX and
-# libfabric's shm would go round the link. The table at the end is read from the links' own counters, so it shows what
-# really crossed. The status is the first one that is not 0; when a process fails the others are ended. Everything is
-# taken down at the end, also after Ctrl-C; what a killed run left is removed by the next. Needs root and iproute2.
+# them. Hosts know each other as host0, host1, ... They share no memory and no process ids, so that libraries do not
+# take them for one: else UCX and libfabric's shm would go round the link. The table at the end is read from the links'
+# own counters, so it shows what really crossed. The status is the first one that is not 0; when a process fails the
+# others are ended. Everything is taken down at the end, also after Ctrl-C; what a killed run left is removed by the
+# next. Needs root and iproute2.
 set -euo pipefail
 
 hosts=4 ranks=1 rate=1gbit delay="" table=1
@@ -41,6 +42,7 @@ done
 prefix=scape-hosts
 name=$prefix-$$
 switch=$name-switch
+names=$(mktemp)
 launchers=()
 
 # Deleting a namespace takes its links along.
@@ -50,6 +52,7 @@ take_down() {
   disown -a  # bash would tell of each process that is killed
   for launcher in "${launchers[@]}"; do kill -KILL "$launcher" 2>/dev/null || true; done
   remove "$name"
+  rm -f "$names"
 }
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
@@ -82,6 +85,7 @@ for ((h = 0; h < hosts; ++h)); do
   ip -n "$name-$h" link set lo up
   # As a network card that cuts segments itself. One of more than the burst would be cut here, at the cost of the cores.
   ip -n "$name-$h" link set eth0 gso_max_size 32768 up
+  echo "10.73.0.$((h + 1)) host$h" >>"$names"
   shape "$name-$h" eth0
   shape "$switch" "port$h"
   steer "$name-$h" eth0 "$h"
@@ -90,11 +94,14 @@ done
 
 bytes() { ip netns exec "$name-$1" cat "/sys/class/net/eth0/statistics/$2_bytes"; }
 
+echo "127.0.0.1 localhost" >>"$names"
+
 # Of one host: its own names and memory, then its ranks. The first that fails ends the others.
-export HOSTS_RANKS=$ranks MASTER_ADDR=10.73.0.1 MASTER_PORT=29500
+export HOSTS_RANKS=$ranks HOSTS_NAMES=$names MASTER_ADDR=10.73.0.1 MASTER_PORT=29500
 export WORLD_SIZE=$((hosts * ranks)) LOCAL_WORLD_SIZE=$ranks
 host='
   echo "host$HOSTS_HOST" >/proc/sys/kernel/hostname
+  mount --bind "$HOSTS_NAMES" /etc/hosts
   mount -t tmpfs -o mode=1777 tmpfs /dev/shm
   for ((r = 0; r < HOSTS_RANKS; ++r)); do
     LOCAL_RANK=$r RANK=$((HOSTS_HOST * HOSTS_RANKS + r)) NCCL_HOSTID=host$HOSTS_HOST "$@" &
