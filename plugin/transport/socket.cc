@@ -308,6 +308,29 @@ Status connect_to(const Endpoint& endpoint, Deadline deadline, Socket* out, bool
                reasons.c_str());
 }
 
+int begin_connection(const Address& address, uint16_t port, Socket* out) {
+  Socket socket(
+      ::socket(address.v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket.valid()) return errno;
+  SocketAddress system{};
+  const socklen_t length = to_system(address, port, &system);
+  if (::connect(socket.fd(), &system.any, length) != 0 && errno != EINPROGRESS && errno != EINTR) {
+    return errno;
+  }
+  *out = std::move(socket);
+  return 0;
+}
+
+int connection_state(const Socket& socket) {
+  pollfd entry{socket.fd(), POLLOUT, 0};
+  if (::poll(&entry, 1, 0) <= 0) return EINPROGRESS;
+  int reason = 0;
+  socklen_t size = sizeof reason;
+  if (::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &reason, &size) != 0) return errno;
+  if (reason == 0) configure_connection(socket.fd());
+  return reason;
+}
+
 Status send_all(const Socket& socket, const void* data, size_t bytes, Deadline deadline) {
   const auto* next = static_cast<const std::byte*>(data);
   while (bytes > 0) {

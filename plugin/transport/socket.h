@@ -90,6 +90,12 @@ bool accept_connection(const Socket& listener, const std::vector<Address>& addre
 Status connect_to(const Endpoint& endpoint, Deadline deadline, Socket* out,
                   bool* refused = nullptr);
 
+// The same without waiting, for one address. 0 when the connection is under way (or made), else the
+// system's reason why not.
+int begin_connection(const Address& address, uint16_t port, Socket* out);
+// EINPROGRESS while it is under way, 0 once it is made, else the reason.
+int connection_state(const Socket& socket);
+
 // All bytes or an error (SYSTEM when the other side closed, TIMEOUT).
 Status send_all(const Socket& socket, const void* data, size_t bytes, Deadline deadline);
 Status recv_all(const Socket& socket, void* data, size_t bytes, Deadline deadline);

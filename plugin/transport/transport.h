@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -30,6 +31,7 @@ struct Operation {
   Outcome outcome = Outcome::kPending;
   size_t received = 0;
   void* owner = nullptr;                 // the caller's
+  void* region = nullptr;                // the caller's: what register_memory() said of the bytes
   uint32_t index = 0;                    // the caller's
   class Transport* transport = nullptr;  // the transport's
   void* handle = nullptr;                // the transport's
@@ -56,9 +58,19 @@ class Transport {
   // message.
   virtual Status connect(std::span<const std::vector<std::byte>> addresses) = 0;
 
-  // Starts a message of bytes < 2^30 to `peer`, not oneself. A tag names the message: messages of
-  // one tag from one peer arrive in order, and the receiver must be able to tell the peer from the
-  // tag.
+  // Takes the address of one more peer, at any time, instead of connect(). `who` is its name in
+  // messages; the peer's number comes out.
+  virtual Status add_peer(const std::vector<std::byte>& address, const std::string& who,
+                          int* peer) = 0;
+
+  // Makes memory known to the device for as long as the region is not given back: nothing has to be
+  // pinned for the messages whose operations name it. Null where nothing needs to be.
+  virtual Status register_memory(void* data, size_t bytes, void** region) = 0;
+  virtual void deregister_memory(void* region) = 0;
+
+  // Starts a message to `peer`, of bytes < 2^30 unless the device says more. A tag names the
+  // message: messages of one tag from one peer arrive in order, and the receiver must be able to
+  // tell the peer from the tag.
   virtual void send(int peer, uint64_t tag, const void* data, size_t bytes,
                     Operation* operation) = 0;
 
@@ -80,26 +92,44 @@ class Transport {
   virtual void flush(int timeout_ms) = 0;
 
   // A descriptor that becomes readable when progress() has something to do, or -1 when this
-  // transport was not made to wake its owner, or cannot. arm() must succeed before each poll; false: progress
-  // first.
+  // transport was not made to wake its owner, or cannot. arm() must succeed before each poll;
+  // false: progress first.
   virtual int event_fd() const = 0;
   virtual bool arm() = 0;
+
+  // How many messages can be under way in each direction. More may be started, and wait for their
+  // turn behind those; what they wait for must not wait for them.
+  virtual size_t room() const = 0;
 
   virtual TransportCounters counters() const = 0;  // any thread may ask, at any time
 };
 
 struct TransportOptions {
-  bool wakeup = false;  // event_fd() works where it can, at the cost of some latency
-  int ranks = 0;        // how many peers to expect
+  bool wakeup = false;      // event_fd() works where it can, at the cost of some latency
+  int ranks = 0;            // how many peers to expect
+  std::string device = {};  // name of one of the module's devices(); the module's choice when empty
+  // Every send is under way until it has left, however small, so that flush() waits for all.
+  bool tracks_all = false;
+};
+
+// A network device that a module can make a transport on.
+struct TransportDevice {
+  std::string name;      // what TransportOptions::device takes, the system's name for it
+  std::string protocol;  // the module's word for how it is driven
+  bool network = true;   // false: the host's memory, which reaches no other host
+  bool fabric = false;   // hardware that this module's library is made for, not just TCP
+  size_t largest_message = SIZE_MAX;
 };
 
 // What a module exports as `scape_transport_module`. The number changes with any type above.
-inline constexpr uint32_t kTransportAbi = 1;
+inline constexpr uint32_t kTransportAbi = 2;
 struct TransportModule {
   uint32_t abi;
   const char* name;
   // Makes a transport; null and an error otherwise.
   Status (*make)(const TransportOptions& options, std::unique_ptr<Transport>* out);
+  // The devices that the user's settings leave, best first; never none when ok.
+  Status (*devices)(std::vector<TransportDevice>* out);
 };
 inline constexpr char kTransportModuleSymbol[] = "scape_transport_module";
 

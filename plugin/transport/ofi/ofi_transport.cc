@@ -20,6 +20,7 @@
 #include <deque>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <string>
 
@@ -93,30 +94,70 @@ bool fits(const fi_info& info) {
 // The provider, and for those with IP addresses the interface, that transports are made on.
 class Choice {
  public:
-  static Status get(std::shared_ptr<const Choice>* out) {
+  // `device`: the domain; the provider's own order decides when it is empty.
+  static Status get(const std::string& device, std::shared_ptr<const Choice>* out) {
     static std::mutex* const mutex = new std::mutex;  // never destroyed: used until the last moment
-    static auto* const kept = new std::shared_ptr<const Choice>;
+    static auto* const choices = new std::map<std::string, std::shared_ptr<const Choice>>;
     std::lock_guard<std::mutex> lock(*mutex);
-    if (*kept == nullptr) {
+    std::shared_ptr<const Choice>& kept = (*choices)[device];
+    if (kept == nullptr) {
       auto made = std::make_shared<Choice>();
-      SCAPE_RETURN_IF_ERROR(made->find());
-      *kept = std::move(made);
+      SCAPE_RETURN_IF_ERROR(made->find(device));
+      kept = std::move(made);
     }
-    *out = *kept;
+    *out = kept;
     return Status::Ok();
+  }
+
+  // The devices of the provider that would be chosen.
+  static Status devices(std::vector<TransportDevice>* out) {
+    out->clear();
+    InfoPtr all;
+    const fi_info* best = nullptr;
+    SCAPE_RETURN_IF_ERROR(list(&all, &best));
+    const std::string_view provider = provider_of(*best);
+    const bool ip = has_ip_address(*best);
+    const bool fabric = rank_of(provider) < rank_of("tcp;ofi_rxm");
+    const InterfaceFilter filter(settings().socket_ifname);
+    std::vector<TransportDevice> loopback;
+    for (const fi_info* info = all.get(); info != nullptr; info = info->next) {
+      if (!fits(*info) || provider_of(*info) != provider) continue;
+      const std::string name = info->domain_attr->name;
+      const bool interface = ip && !fabric;
+      if (interface && !filter.admits(name)) continue;
+      const bool is_loopback =
+          interface && name == "lo" && (filter.exclude || filter.names.empty());
+      auto& devices = is_loopback ? loopback : *out;
+      const auto found =
+          std::find_if(devices.begin(), devices.end(),
+                       [&](const TransportDevice& known) { return known.name == name; });
+      if (found == devices.end()) {
+        devices.push_back(
+            {name, std::string(provider), provider != "shm", fabric, info->ep_attr->max_msg_size});
+      }
+    }
+    if (out->empty()) *out = loopback;
+    if (!out->empty()) return Status::Ok();
+    return error(
+        SCAPE_ERR_SYSTEM,
+        "ofi: no device of the provider %s is left by NCCL_SOCKET_IFNAME=\"%s\"; unset it, "
+        "or see fi_info -p '%s'",
+        std::string(provider).c_str(), settings().socket_ifname.c_str(),
+        std::string(provider).c_str());
   }
 
   fi_info& info() const { return *info_; }
   std::string_view provider() const { return provider_of(*info_); }
 
  private:
-  Status find() {
+  // What there is, and the first entry of the provider to take.
+  static Status list(InfoPtr* out, const fi_info** out_best) {
     const bool named = std::getenv("FI_PROVIDER") != nullptr;
     const InfoPtr hints = make_hints();
     if (hints == nullptr) return ofi_error("fi_allocinfo", FI_ENOMEM);
-    fi_info* list = nullptr;
-    const int status = fi_getinfo(kApi, nullptr, nullptr, 0, hints.get(), &list);
-    const InfoPtr all(status == 0 ? list : nullptr);
+    fi_info* found = nullptr;
+    const int status = fi_getinfo(kApi, nullptr, nullptr, 0, hints.get(), &found);
+    InfoPtr all(status == 0 ? found : nullptr);
     const fi_info* best = nullptr;
     for (const fi_info* info = all.get(); info != nullptr; info = info->next) {
       if (!fits(*info)) continue;
@@ -133,27 +174,51 @@ class Choice {
           named ? ", FI_PROVIDER=" : "", named ? std::getenv("FI_PROVIDER") : "",
           named ? ", or unset FI_PROVIDER" : "");
     }
-    if (has_ip_address(*best)) return find_interface(*best);
+    *out = std::move(all);
+    *out_best = best;
+    return Status::Ok();
+  }
+
+  Status find(const std::string& device) {
+    InfoPtr all;
+    const fi_info* best = nullptr;
+    SCAPE_RETURN_IF_ERROR(list(&all, &best));
+    if (has_ip_address(*best)) return find_interface(*best, device);
+    if (!device.empty()) {
+      const std::string_view provider = provider_of(*best);
+      while (best != nullptr && !(fits(*best) && provider_of(*best) == provider &&
+                                  device == best->domain_attr->name)) {
+        best = best->next;
+      }
+      if (best == nullptr) {
+        return error(SCAPE_ERR_ARGUMENT, "ofi: the provider %s has no device %s (any more)",
+                     std::string(provider).c_str(), device.c_str());
+      }
+    }
     info_.reset(fi_dupinfo(best));
     return info_ != nullptr ? Status::Ok() : ofi_error("fi_dupinfo", FI_ENOMEM);
   }
 
-  // The same provider at the address that the bootstrap would choose.
-  Status find_interface(const fi_info& best) {
+  // The same provider at the address that the bootstrap would choose, of the named device if any.
+  Status find_interface(const fi_info& best, const std::string& device) {
+    // The addresses of an RDMA device are its network interface's, which has another name.
+    const bool interface = rank_of(provider_of(best)) >= rank_of("tcp;ofi_rxm");
     std::vector<Address> addresses;
     SCAPE_RETURN_IF_ERROR(
-        choose_addresses(settings().socket_ifname, settings().socket_family, &addresses));
+        choose_addresses(interface && !device.empty() ? "=" + device : settings().socket_ifname,
+                         settings().socket_family, &addresses));
     const InfoPtr hints = make_hints();
     if (hints == nullptr) return ofi_error("fi_allocinfo", FI_ENOMEM);
     hints->fabric_attr->prov_name = ::strdup(best.fabric_attr->prov_name);
+    if (!device.empty()) hints->domain_attr->name = ::strdup(device.c_str());
     std::string tried;
     for (const Address& address : addresses) {
       char text[INET6_ADDRSTRLEN] = "";
       ::inet_ntop(address.v6 ? AF_INET6 : AF_INET, address.bytes, text, sizeof text);
-      fi_info* list = nullptr;
-      if (fi_getinfo(kApi, text, nullptr, FI_SOURCE, hints.get(), &list) == 0) {
-        const InfoPtr all(list);
-        info_.reset(fi_dupinfo(list));
+      fi_info* found = nullptr;
+      if (fi_getinfo(kApi, text, nullptr, FI_SOURCE, hints.get(), &found) == 0) {
+        const InfoPtr all(found);
+        info_.reset(fi_dupinfo(found));
         return info_ != nullptr ? Status::Ok() : ofi_error("fi_dupinfo", FI_ENOMEM);
       }
       tried += (tried.empty() ? "" : ", ") + std::string(text);
@@ -196,7 +261,7 @@ class OfiTransport final : public Transport {
 
   Status init(const TransportOptions& options) {
     SCAPE_RETURN_IF_ERROR(check_descriptors("ofi", 16));
-    SCAPE_RETURN_IF_ERROR(Choice::get(&choice_));
+    SCAPE_RETURN_IF_ERROR(Choice::get(options.device, &choice_));
     fi_info& info = choice_->info();
     if (const int status = fi_fabric(info.fabric_attr, &fabric_, nullptr); status != 0) {
       return ofi_error("fi_fabric", status);
@@ -238,6 +303,7 @@ class OfiTransport final : public Transport {
     if (const int status = fi_enable(endpoint_); status != 0) return ofi_error("fi_enable", status);
     registers_ = (info.domain_attr->mr_mode & FI_MR_LOCAL) != 0;
     chooses_keys_ = (info.domain_attr->mr_mode & FI_MR_PROV_KEY) == 0;
+    injects_ = !options.tracks_all;
     inject_bytes_ = info.tx_attr->inject_size;
     sends_.room = info.tx_attr->size;
     receives_.room = info.rx_attr->size;
@@ -265,47 +331,71 @@ class OfiTransport final : public Transport {
   }
 
   Status connect(std::span<const std::vector<std::byte>> addresses) override {
-    const std::string host = this_host();
     for (size_t rank = 0; rank < addresses.size(); ++rank) {
-      const std::string text(reinterpret_cast<const char*>(addresses[rank].data()),
-                             addresses[rank].size());
-      const size_t provider_end = text.find('\0');
-      const size_t host_end =
-          provider_end == std::string::npos ? std::string::npos : text.find('\0', provider_end + 1);
-      if (host_end == std::string::npos) {
-        return error(SCAPE_ERR_MISMATCH,
-                     "ofi: rank %zu has an address of another form; use one "
-                     "build of scape everywhere",
-                     rank);
-      }
-      const std::string provider = text.substr(0, provider_end);
-      if (provider != choice_->provider()) {
-        return error(SCAPE_ERR_MISMATCH,
-                     "ofi: rank %zu uses the provider %s and this rank %s; set FI_PROVIDER to the "
-                     "same everywhere",
-                     rank, provider.c_str(), std::string(choice_->provider()).c_str());
-      }
-      const std::string its_host = text.substr(provider_end + 1, host_end - provider_end - 1);
-      if (provider == "shm" && its_host != host) {
-        return error(SCAPE_ERR_USAGE,
-                     "ofi: rank %zu is on the host %s and this rank on %s, and the provider shm "
-                     "does not leave its host; set FI_PROVIDER to another one",
-                     rank, its_host.c_str(), host.c_str());
-      }
-      fi_addr_t peer = FI_ADDR_UNSPEC;
-      if (fi_av_insert(vector_, text.data() + host_end + 1, 1, &peer, 0, nullptr) != 1) {
-        return error(SCAPE_ERR_SYSTEM, "ofi: the address of rank %zu is refused", rank);
-      }
-      peers_.push_back({peer, {}});
+      int peer = -1;
+      SCAPE_RETURN_IF_ERROR(add_peer(addresses[rank], format("rank %zu", rank), &peer));
     }
     return Status::Ok();
+  }
+
+  Status add_peer(const std::vector<std::byte>& address, const std::string& who,
+                  int* peer) override {
+    const std::string text(reinterpret_cast<const char*>(address.data()), address.size());
+    const size_t provider_end = text.find('\0');
+    const size_t host_end =
+        provider_end == std::string::npos ? std::string::npos : text.find('\0', provider_end + 1);
+    if (host_end == std::string::npos) {
+      return error(SCAPE_ERR_MISMATCH,
+                   "ofi: %s has an address of another form; use one build of scape everywhere",
+                   who.c_str());
+    }
+    const std::string provider = text.substr(0, provider_end);
+    if (provider != choice_->provider()) {
+      return error(SCAPE_ERR_MISMATCH,
+                   "ofi: %s uses the provider %s and this rank %s; set FI_PROVIDER to the same "
+                   "everywhere",
+                   who.c_str(), provider.c_str(), std::string(choice_->provider()).c_str());
+    }
+    const std::string host = this_host();
+    const std::string its_host = text.substr(provider_end + 1, host_end - provider_end - 1);
+    if (provider == "shm" && its_host != host) {
+      return error(SCAPE_ERR_USAGE,
+                   "ofi: %s is on the host %s and this rank on %s, and the provider shm does not "
+                   "leave its host; set FI_PROVIDER to another one",
+                   who.c_str(), its_host.c_str(), host.c_str());
+    }
+    fi_addr_t inserted = FI_ADDR_UNSPEC;
+    if (fi_av_insert(vector_, text.data() + host_end + 1, 1, &inserted, 0, nullptr) != 1) {
+      return error(SCAPE_ERR_SYSTEM, "ofi: the address of %s is refused", who.c_str());
+    }
+    *peer = static_cast<int>(peers_.size());
+    peers_.push_back({inserted, {}});
+    return Status::Ok();
+  }
+
+  Status register_memory(void* data, size_t bytes, void** region) override {
+    *region = nullptr;
+    if (!registers_ || bytes == 0) return Status::Ok();
+    fid_mr* made = nullptr;
+    if (const int status = fi_mr_reg(domain_, data, bytes, FI_SEND | FI_RECV, 0,
+                                     chooses_keys_ ? next_key_++ : 0, 0, &made, nullptr);
+        status != 0) {
+      return ofi_error("fi_mr_reg", status);
+    }
+    *region = made;
+    return Status::Ok();
+  }
+
+  void deregister_memory(void* region) override {
+    auto* made = static_cast<fid_mr*>(region);
+    close_object(made);
   }
 
   void send(int peer, uint64_t tag, const void* data, size_t bytes, Operation* operation) override {
     begin(operation);
     sent_.add(bytes);
     Peer& to = peers_[static_cast<size_t>(peer)];
-    if (bytes <= inject_bytes_ && to.waiting.empty()) {
+    if (injects_ && bytes <= inject_bytes_ && to.waiting.empty()) {
       const ssize_t status = fi_tinject(endpoint_, data, bytes, to.address, tag);
       if (status == 0) return end(operation, Outcome::kDone);
       if (status != -FI_EAGAIN) return end(operation, Outcome::kFailed);
@@ -359,6 +449,7 @@ class OfiTransport final : public Transport {
     fid* object = &queue_->fid;
     return fi_trywait(fabric_, &object, 1) == FI_SUCCESS;
   }
+  size_t room() const override { return std::min(sends_.room, receives_.room); }
   TransportCounters counters() const override {
     return {sent_.bytes, received_.bytes, sent_.messages, received_.messages};
   }
@@ -374,7 +465,8 @@ class OfiTransport final : public Transport {
     uint64_t tag = 0;
     void* data = nullptr;
     size_t bytes = 0;
-    fid_mr* region = nullptr;  // where the provider wants buffers registered
+    fid_mr* region = nullptr;  // of this message alone, where the provider wants one
+    void* descriptor = nullptr;
   };
   using Waiting = std::deque<Request*>;
   // Of one direction. Providers differ in what they do when they are asked for more than there is
@@ -415,6 +507,9 @@ class OfiTransport final : public Transport {
     request->tag = tag;
     request->data = data;
     request->bytes = bytes;
+    if (operation->region != nullptr) {
+      request->descriptor = fi_mr_desc(static_cast<fid_mr*>(operation->region));
+    }
     operation->handle = request;
     ++flight_of(*request).begun;
     return request;
@@ -461,7 +556,7 @@ class OfiTransport final : public Transport {
   bool post(Request* request) {
     Flight& flight = flight_of(*request);
     if (flight.posted >= flight.room) return false;
-    if (registers_ && request->region == nullptr) {
+    if (registers_ && request->operation->region == nullptr && request->region == nullptr) {
       const int status =
           fi_mr_reg(domain_, request->data, request->bytes, request->sends ? FI_SEND : FI_RECV, 0,
                     chooses_keys_ ? next_key_++ : 0, 0, &request->region, nullptr);
@@ -470,13 +565,13 @@ class OfiTransport final : public Transport {
         finish(request, Outcome::kFailed, 0);
         return true;
       }
+      request->descriptor = fi_mr_desc(request->region);
     }
-    void* const descriptor = request->region != nullptr ? fi_mr_desc(request->region) : nullptr;
-    const ssize_t status = request->sends
-                               ? fi_tsend(endpoint_, request->data, request->bytes, descriptor,
-                                          request->peer, request->tag, request)
-                               : fi_trecv(endpoint_, request->data, request->bytes, descriptor,
-                                          FI_ADDR_UNSPEC, request->tag, 0, request);
+    const ssize_t status =
+        request->sends ? fi_tsend(endpoint_, request->data, request->bytes, request->descriptor,
+                                  request->peer, request->tag, request)
+                       : fi_trecv(endpoint_, request->data, request->bytes, request->descriptor,
+                                  FI_ADDR_UNSPEC, request->tag, 0, request);
     if (status == -FI_EAGAIN) return false;
     request->posted = true;
     ++flight.posted;
@@ -514,12 +609,13 @@ class OfiTransport final : public Transport {
     if (entry.op_context == nullptr) return true;  // of a message that was injected
     SCAPE_DEBUG("ofi: a message failed: %s", fi_strerror(entry.err));
     auto* request = static_cast<Request*>(entry.op_context);
+    const int reason = std::abs(entry.err);  // shm of libfabric 1.17 gives it negated
     // A lost connection "cancels" messages that nobody asked to be cancelled.
-    const bool asked = entry.err == FI_ECANCELED && request->cancelled;
+    const bool asked = reason == FI_ECANCELED && request->cancelled;
     finish(request,
-           entry.err == FI_ETRUNC ? Outcome::kTruncated
-           : asked                ? Outcome::kCancelled
-                                  : Outcome::kFailed,
+           reason == FI_ETRUNC ? Outcome::kTruncated
+           : asked             ? Outcome::kCancelled
+                               : Outcome::kFailed,
            0);
     return true;
   }
@@ -533,6 +629,7 @@ class OfiTransport final : public Transport {
   int event_fd_ = -1;
   bool registers_ = false, chooses_keys_ = false;
   uint64_t next_key_ = 1;
+  bool injects_ = true;
   size_t inject_bytes_ = 0;
   std::vector<Peer> peers_;
   Waiting waiting_receives_;
@@ -555,5 +652,5 @@ Status make(const TransportOptions& options, std::unique_ptr<Transport>* out) {
 }  // namespace scape::plugin
 
 extern "C" __attribute__((visibility("default")))
-const scape::plugin::TransportModule scape_transport_module = {scape::plugin::kTransportAbi, "ofi",
-                                                               &scape::plugin::make};
+const scape::plugin::TransportModule scape_transport_module = {
+    scape::plugin::kTransportAbi, "ofi", &scape::plugin::make, &scape::plugin::Choice::devices};

@@ -7,16 +7,25 @@
 #include <ucp/api/ucp.h>
 #include <ucs/debug/log_def.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <map>
 #include <mutex>
 #include <new>
+#include <sstream>
+#include <string>
+#include <tuple>
 #include <utility>
 
 #include "base/log.h"
+#include "base/settings.h"
 #include "plugin/transport/descriptors.h"
+#include "plugin/transport/socket.h"
 #include "plugin/transport/traffic.h"
 #include "plugin/transport/transport.h"
 
@@ -56,23 +65,27 @@ ucs_log_func_rc_t filter_log(const char*, unsigned, const char*, ucs_log_level_t
                                                          : UCS_LOG_FUNC_RC_CONTINUE;
 }
 
+// The name under which UCX lists memory that processes share.
+constexpr char kMemoryDevice[] = "memory";
+
 // A UCP context costs milliseconds and several descriptors, so the transports of a process that are
 // made alike share one for as long as any of them lives.
 class Context {
  public:
   // `posix`: memory in /dev/shm may be used.
-  static Status get(bool wakeup, bool posix, std::shared_ptr<Context>* out) {
+  static Status get(const TransportOptions& options, bool posix, std::shared_ptr<Context>* out) {
+    using Key = std::tuple<std::string, bool, bool>;
     static std::mutex* const mutex = new std::mutex;  // never destroyed: used until the last moment
-    static auto* const contexts = new std::weak_ptr<Context>[4];
-    std::weak_ptr<Context>& kept = contexts[2 * wakeup + posix];
+    static auto* const contexts = new std::map<Key, std::weak_ptr<Context>>;
     std::lock_guard<std::mutex> lock(*mutex);
+    std::weak_ptr<Context>& kept = (*contexts)[Key(options.device, options.wakeup, posix)];
     *out = kept.lock();
     if (*out != nullptr) return Status::Ok();
     // Once and for good: handlers are a list that UCX does not lock, and this module stays loaded.
     static const bool filtering = (ucs_log_push_handler(&filter_log), true);
     static_cast<void>(filtering);
     auto made = std::make_shared<Context>();
-    SCAPE_RETURN_IF_ERROR(made->init(wakeup, posix));
+    SCAPE_RETURN_IF_ERROR(made->init(options, posix));
     kept = made;
     *out = std::move(made);
     return Status::Ok();
@@ -84,7 +97,7 @@ class Context {
   ucp_context_h handle() const { return handle_; }
 
  private:
-  Status init(bool wakeup, bool posix) {
+  Status init(const TransportOptions& options, bool posix) {
     ucp_config_t* config = nullptr;
     if (const ucs_status_t status = ucp_config_read(nullptr, nullptr, &config); status != UCS_OK) {
       return ucx_error("reading the UCX_* settings", status);
@@ -96,9 +109,17 @@ class Context {
         return ucx_error("leaving out shared memory in /dev/shm", status);
       }
     }
+    if (!options.device.empty() && options.device != kMemoryDevice) {
+      if (const ucs_status_t status =
+              ucp_config_modify(config, "NET_DEVICES", options.device.c_str());
+          status != UCS_OK) {
+        ucp_config_release(config);
+        return ucx_error("choosing the network device", status);
+      }
+    }
     ucp_params_t params{};
     params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED;
-    params.features = UCP_FEATURE_TAG | (wakeup ? UCP_FEATURE_WAKEUP : 0);
+    params.features = UCP_FEATURE_TAG | (options.wakeup ? UCP_FEATURE_WAKEUP : 0);
     params.mt_workers_shared = 1;  // communicators have independent owners
     const ucs_status_t status = ucp_init(&params, config, &handle_);
     ucp_config_release(config);
@@ -154,6 +175,32 @@ class UcxTransport final : public Transport {
     return Status::Ok();
   }
 
+  Status add_peer(const std::vector<std::byte>& address, const std::string&, int* peer) override {
+    *peer = static_cast<int>(addresses_.size());
+    addresses_.push_back(address);
+    endpoints_.push_back(nullptr);
+    return Status::Ok();
+  }
+
+  Status register_memory(void* data, size_t bytes, void** region) override {
+    *region = nullptr;
+    ucp_mem_map_params_t params{};
+    params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+    params.address = data;
+    params.length = bytes;
+    ucp_mem_h handle = nullptr;
+    if (const ucs_status_t status = ucp_mem_map(context_->handle(), &params, &handle);
+        status != UCS_OK) {
+      return ucx_error("ucp_mem_map", status);
+    }
+    *region = handle;
+    return Status::Ok();
+  }
+
+  void deregister_memory(void* region) override {
+    if (region != nullptr) ucp_mem_unmap(context_->handle(), static_cast<ucp_mem_h>(region));
+  }
+
   void send(int peer, uint64_t tag, const void* data, size_t bytes, Operation* operation) override {
     begin(operation);
     ucp_ep_h endpoint = endpoint_to(peer);
@@ -162,6 +209,10 @@ class UcxTransport final : public Transport {
     param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
     param.cb.send = &UcxTransport::on_sent;
     param.user_data = operation;
+    if (operation->region != nullptr) {
+      param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+      param.memh = static_cast<ucp_mem_h>(operation->region);
+    }
     const ucs_status_ptr_t request = ucp_tag_send_nbx(endpoint, data, bytes, tag, &param);
     sent_.add(bytes);
     if (request == nullptr) return end(operation, Outcome::kDone);
@@ -181,6 +232,10 @@ class UcxTransport final : public Transport {
         UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
     param.cb.recv = &UcxTransport::on_received;
     param.user_data = operation;
+    if (operation->region != nullptr) {
+      param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+      param.memh = static_cast<ucp_mem_h>(operation->region);
+    }
     const ucs_status_ptr_t request =
         ucp_tag_recv_nbx(worker_, data, bytes, tag, ~uint64_t{0}, &param);
     if (UCS_PTR_IS_ERR(request)) {
@@ -217,6 +272,7 @@ class UcxTransport final : public Transport {
 
   int event_fd() const override { return event_fd_; }
   bool arm() override { return ucp_worker_arm(worker_) == UCS_OK; }
+  size_t room() const override { return SIZE_MAX; }
   TransportCounters counters() const override {
     return {sent_.bytes, received_.bytes, sent_.messages, received_.messages};
   }
@@ -237,12 +293,12 @@ class UcxTransport final : public Transport {
     if (posix.load() || !free_to_choose) {
       const Silenced scope(free_to_choose ? UCS_LOG_LEVEL_ERROR : UCS_LOG_LEVEL_LAST,
                            free_to_choose ? UCS_LOG_LEVEL_WARN : UCS_LOG_LEVEL_LAST);
-      SCAPE_RETURN_IF_ERROR(Context::get(options.wakeup, true, &context_));
+      SCAPE_RETURN_IF_ERROR(Context::get(options, true, &context_));
       status = create_worker();
       if (status == UCS_OK) return Status::Ok();
     }
     if (free_to_choose) {
-      SCAPE_RETURN_IF_ERROR(Context::get(options.wakeup, false, &context_));
+      SCAPE_RETURN_IF_ERROR(Context::get(options, false, &context_));
       const ucs_status_t first = std::exchange(status, create_worker());
       if (status == UCS_OK) {
         if (posix.exchange(false)) {
@@ -352,9 +408,68 @@ Status make(const TransportOptions& options, std::unique_ptr<Transport>* out) {
   return Status::Ok();
 }
 
+// Of the list that UCX prints of a context, the lines "... -- transport/device": it offers no other
+// that heeds the UCX_* settings.
+std::vector<std::pair<std::string, std::string>> resources_of(ucp_context_h context) {
+  std::vector<std::pair<std::string, std::string>> resources;
+  char* text = nullptr;
+  size_t length = 0;
+  std::FILE* const stream = ::open_memstream(&text, &length);
+  if (stream == nullptr) return resources;
+  ucp_context_print_info(context, stream);
+  std::fclose(stream);
+  std::istringstream lines{std::string(text, length)};
+  std::free(text);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t dashes = line.find(" -- ");
+    if (line.find("resource") == std::string::npos || dashes == std::string::npos) continue;
+    const std::string name = line.substr(dashes + 4);
+    const size_t slash = name.find('/');
+    if (slash == std::string::npos) continue;
+    const size_t end = name.find_first_of(" \t\r", slash);
+    resources.emplace_back(name.substr(0, slash), name.substr(slash + 1, end - slash - 1));
+  }
+  return resources;
+}
+
+Status devices(std::vector<TransportDevice>* out) {
+  out->clear();
+  std::shared_ptr<Context> context;
+  SCAPE_RETURN_IF_ERROR(Context::get({}, true, &context));
+  const InterfaceFilter filter(settings().socket_ifname);
+  std::vector<TransportDevice> loopback, memory;
+  for (const auto& [transport, device] : resources_of(context->handle())) {
+    static constexpr std::string_view kFabrics[] = {"rc", "dc", "ud"};
+    const bool fabric =
+        std::any_of(std::begin(kFabrics), std::end(kFabrics), [&](std::string_view start) {
+          return std::string_view(transport).substr(0, start.size()) == start;
+        });
+    const bool shared = device == kMemoryDevice;
+    if (!fabric && transport != "tcp" && !shared) continue;
+    if (transport == "tcp" && !filter.admits(device)) continue;
+    const bool is_loopback = device == "lo" && (filter.exclude || filter.names.empty());
+    auto& list = shared ? memory : is_loopback ? loopback : *out;
+    const auto found = std::find_if(list.begin(), list.end(), [&](const TransportDevice& known) {
+      return known.name == device;
+    });
+    if (found == list.end()) list.push_back({device, transport, !shared, fabric, SIZE_MAX});
+  }
+  std::stable_partition(out->begin(), out->end(),
+                        [](const TransportDevice& device) { return device.fabric; });
+  // With InfiniBand or RoCE there, TCP over the other interfaces is not what anybody wants.
+  if (!out->empty() && out->front().fabric) {
+    std::erase_if(*out, [](const TransportDevice& device) { return !device.fabric; });
+  }
+  if (out->empty()) *out = !loopback.empty() ? loopback : memory;
+  if (!out->empty()) return Status::Ok();
+  return error(SCAPE_ERR_SYSTEM,
+               "ucx: no network device is left by UCX_TLS, UCX_NET_DEVICES and "
+               "NCCL_SOCKET_IFNAME; unset them, or see what ucx_info -d lists");
+}
+
 }  // namespace
 }  // namespace scape::plugin
 
 extern "C" __attribute__((visibility("default")))
-const scape::plugin::TransportModule scape_transport_module = {scape::plugin::kTransportAbi, "ucx",
-                                                               &scape::plugin::make};
+const scape::plugin::TransportModule scape_transport_module = {
+    scape::plugin::kTransportAbi, "ucx", &scape::plugin::make, &scape::plugin::devices};
