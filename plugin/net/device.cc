@@ -1,0 +1,177 @@
+#include "plugin/net/device.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <climits>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <mutex>
+
+#include "base/settings.h"
+#include "plugin/net/nccl_log.h"
+
+namespace scape::net {
+namespace {
+
+// What NCCL's own plugin for sockets takes where the system does not say.
+constexpr int kUnknownSpeed = 10000;
+
+std::string read_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
+
+// dddd:bb:dd.f
+bool is_pci_address(const std::string& name) {
+  if (name.size() != 12) return false;
+  for (size_t i = 0; i < name.size(); ++i) {
+    const bool digit = std::isxdigit(static_cast<unsigned char>(name[i])) != 0;
+    if (i == 4 || i == 7 ? name[i] != ':' : i == 10 ? name[i] != '.' : !digit) return false;
+  }
+  return true;
+}
+
+// The PCI function that a device's link in sysfs leads to: of a virtual one the function it is
+// part of.
+std::string pci_path_of(const std::string& link) {
+  char* const resolved = ::realpath(link.c_str(), nullptr);
+  if (resolved == nullptr) return {};
+  std::string path = resolved;
+  std::free(resolved);
+  while (!path.empty()) {
+    const size_t slash = path.rfind('/');
+    if (slash == std::string::npos) return {};
+    if (is_pci_address(path.substr(slash + 1))) return path;
+    path.resize(slash);
+  }
+  return {};
+}
+
+uint64_t hex_digits(const std::string& text) {
+  std::string digits;
+  for (const char c : text) {
+    if (std::isxdigit(static_cast<unsigned char>(c))) digits += c;
+  }
+  return std::strtoull(digits.c_str(), nullptr, 16);
+}
+
+std::string list_of(const std::vector<Device>& devices) {
+  std::string text;
+  for (const Device& device : devices) {
+    text += (text.empty() ? "" : ", ") + device.transport.name + " (" + device.transport.protocol +
+            format(", %g Gb/s)", device.speed_mbps / 1000.0);
+  }
+  return text;
+}
+
+Status look(const std::string& library, Devices* out) {
+  out->library = library;
+  out->list.clear();
+  SCAPE_RETURN_IF_ERROR(plugin::load_transport_module(library, &out->module));
+  std::vector<plugin::TransportDevice> found;
+  SCAPE_RETURN_IF_ERROR(out->module->devices(&found));
+  for (const plugin::TransportDevice& device : found) {
+    out->list.push_back(describe_device(device, "/sys"));
+    // Without one of its own, its place among the others has to tell it apart.
+    if (out->list.back().guid == 0) out->list.back().guid = out->list.size();
+  }
+  return Status::Ok();
+}
+
+bool has_fabric(const Devices& devices) {
+  return !devices.list.empty() && devices.list.front().transport.fabric;
+}
+
+Status choose(Devices* out) {
+  static constexpr const char* kNames[] = {"ucx", "ofi"};
+  if (settings().net != 0) {
+    SCAPE_RETURN_IF_ERROR(look(kNames[settings().net - 1], out));
+    NET_INFO("%s, chosen by SCAPE_NET, on %s", out->library.c_str(), list_of(out->list).c_str());
+    return Status::Ok();
+  }
+  // UCX is at its best on InfiniBand and RoCE, libfabric on what it alone drives (EFA, Slingshot,
+  // Omni-Path). Over plain TCP and within a host UCX is the quicker one.
+  Devices ofi;
+  const Status ucx_status = look("ucx", out);
+  if (ucx_status.ok() && has_fabric(*out)) {
+    NET_INFO("ucx, for the InfiniBand or RoCE devices, on %s", list_of(out->list).c_str());
+    return Status::Ok();
+  }
+  const Status ofi_status = look("ofi", &ofi);
+  if (ofi_status.ok() && (has_fabric(ofi) || !ucx_status.ok())) {
+    *out = ofi;
+    if (ucx_status.ok()) {
+      NET_INFO("ofi, for the devices of %s, on %s", ofi.list.front().transport.protocol.c_str(),
+               list_of(out->list).c_str());
+    } else {
+      NET_WARN("ofi, on %s, because UCX is not to be had: %s", list_of(out->list).c_str(),
+               ucx_status.message().c_str());
+    }
+    return Status::Ok();
+  }
+  if (ucx_status.ok()) {
+    if (ofi_status.ok()) {
+      NET_INFO("ucx, with no RDMA device here, on %s", list_of(out->list).c_str());
+    } else {
+      NET_INFO("ucx, on %s; libfabric is not to be had: %s", list_of(out->list).c_str(),
+               ofi_status.message().c_str());
+    }
+    return Status::Ok();
+  }
+  return error(SCAPE_ERR_SYSTEM, "no network library is to be had: %s; %s",
+               ucx_status.message().c_str(), ofi_status.message().c_str());
+}
+
+}  // namespace
+
+Device describe_device(const plugin::TransportDevice& transport, const std::string& root) {
+  Device device;
+  device.transport = transport;
+  // UCX says "mlx5_0:1", libfabric "mlx5_0" or "rdmap0s6-rdm".
+  std::string name = transport.name;
+  if (const size_t colon = name.find(':'); colon != std::string::npos) {
+    device.port = std::max(1, std::atoi(name.c_str() + colon + 1));
+    name.resize(colon);
+  }
+  std::string rdma = root + "/class/infiniband/" + name;
+  if (const size_t dash = name.rfind('-'); !exists(rdma) && dash != std::string::npos) {
+    rdma = root + "/class/infiniband/" + name.substr(0, dash);
+  }
+  const std::string interface = root + "/class/net/" + name;
+  double speed = 0;
+  if (transport.network && exists(rdma)) {
+    device.pci_path = pci_path_of(rdma + "/device");
+    device.guid = hex_digits(read_line(rdma + "/node_guid"));
+    // "100 Gb/sec (4X EDR)"
+    speed = 1000 *
+            std::atof(read_line(rdma + "/ports/" + std::to_string(device.port) + "/rate").c_str());
+  } else if (transport.network && exists(interface)) {
+    device.pci_path = pci_path_of(interface + "/device");
+    device.guid = hex_digits(read_line(interface + "/address"));
+    speed = std::atof(read_line(interface + "/speed").c_str());
+  }
+  device.speed_mbps = speed >= 1 && speed < INT_MAX ? static_cast<int>(speed) : kUnknownSpeed;
+  return device;
+}
+
+Status find_devices(const Devices** out) {
+  static std::mutex* const mutex = new std::mutex;  // never destroyed: used until the last moment
+  static Devices* kept = nullptr;
+  std::lock_guard<std::mutex> lock(*mutex);
+  if (kept == nullptr) {
+    auto made = std::make_unique<Devices>();
+    SCAPE_RETURN_IF_ERROR(choose(made.get()));
+    kept = made.release();
+  }
+  *out = kept;
+  return Status::Ok();
+}
+
+}  // namespace scape::net
