@@ -10,6 +10,23 @@
 namespace scape::net {
 namespace {
 constexpr int kFlushMs = 2000;
+
+// Of a device, over all its workers in this process, past ones included.
+struct Totals {
+  int workers = 0;
+  plugin::TransportCounters traffic;
+  uint64_t retries = 0;
+};
+struct AllTotals {
+  std::mutex mutex;
+  std::map<std::string, Totals> by_device;
+
+  static AllTotals& instance() {
+    static auto* const totals = new AllTotals;  // never destroyed: used until the last moment
+    return *totals;
+  }
+};
+
 }  // namespace
 
 Status Worker::make(const Devices& devices, int device, std::shared_ptr<Worker>* out) {
@@ -26,12 +43,16 @@ Status Worker::make(const Devices& devices, int device, std::shared_ptr<Worker>*
   constexpr size_t kMessages = NET_MAX_REQUESTS * NET_MAX_RECEIVES;
   const size_t capacity = worker->transport_->room() / kMessages;
   worker->capacity_ = static_cast<int>(std::clamp<size_t>(capacity, 1, INT_MAX));
+  AllTotals& totals = AllTotals::instance();
+  std::lock_guard<std::mutex> lock(totals.mutex);
+  ++totals.by_device[worker->name_].workers;
+  worker->counted_ = true;
   *out = std::move(worker);
   return Status::Ok();
 }
 
 Worker::~Worker() {
-  if (transport_ == nullptr) return;
+  if (!counted_) return;  // never came about
   if (lost_) {
     transport_->abandon();
   } else {
@@ -43,10 +64,19 @@ Worker::~Worker() {
   }
   transport_.reset();  // before the connections, to which its messages belong
   closed_.clear();
+  AllTotals& all = AllTotals::instance();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  Totals& totals = all.by_device[name_];
+  totals.traffic.sent_bytes += counters.sent_bytes;
+  totals.traffic.sent_messages += counters.sent_messages;
+  totals.traffic.received_bytes += counters.received_bytes;
+  totals.traffic.received_messages += counters.received_messages;
+  totals.retries += retries_.load();
+  if (--totals.workers > 0) return;
   NET_INFO("%s: sent %" PRIu64 " bytes in %" PRIu64 " messages, received %" PRIu64
            " bytes in %" PRIu64 ", %" PRIu64 " retries",
-           name_.c_str(), counters.sent_bytes, counters.sent_messages, counters.received_bytes,
-           counters.received_messages, retries_.load());
+           name_.c_str(), totals.traffic.sent_bytes, totals.traffic.sent_messages,
+           totals.traffic.received_bytes, totals.traffic.received_messages, totals.retries);
 }
 
 bool Worker::take_place() {

@@ -80,6 +80,7 @@ class Worker {
   std::atomic<int> places_{0};
   uint32_t connections_ = 0;
   bool lost_ = false;
+  bool counted_ = false;  // among the device's workers
   std::atomic<uint64_t> retries_{0};
   std::vector<std::pair<std::vector<std::byte>, int>> peers_;  // by address
   std::map<std::pair<uintptr_t, size_t>, Registration> registrations_;

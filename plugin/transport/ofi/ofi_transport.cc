@@ -467,8 +467,34 @@ class OfiTransport final : public Transport {
     size_t bytes = 0;
     fid_mr* region = nullptr;  // of this message alone, where the provider wants one
     void* descriptor = nullptr;
+    Request* next = nullptr;  // of those that wait
   };
-  using Waiting = std::deque<Request*>;
+  // Requests in their order, linked: a message that waits allocates nothing.
+  struct Waiting {
+    Request* first = nullptr;
+    Request* last = nullptr;
+
+    bool empty() const { return first == nullptr; }
+    void push_back(Request* request) {
+      request->next = nullptr;
+      (first == nullptr ? first : last->next) = request;
+      last = request;
+    }
+    void pop_front() {
+      first = first->next;
+      if (first == nullptr) last = nullptr;
+    }
+    bool remove(const Request* request) {
+      Request* before = nullptr;
+      for (Request* at = first; at != nullptr; before = at, at = at->next) {
+        if (at != request) continue;
+        (before == nullptr ? first : before->next) = at->next;
+        if (last == at) last = before;
+        return true;
+      }
+      return false;
+    }
+  };
   // Of one direction. Providers differ in what they do when they are asked for more than there is
   // room for, so they are not.
   struct Flight {
@@ -534,7 +560,7 @@ class OfiTransport final : public Transport {
 
   bool post_waiting(Waiting* waiting) {
     bool moved = false;
-    while (!waiting->empty() && post(waiting->front())) {
+    while (!waiting->empty() && post(waiting->first)) {
       waiting->pop_front();
       --waiting_;
       moved = true;
@@ -543,9 +569,7 @@ class OfiTransport final : public Transport {
   }
 
   bool drop(Request* request, Waiting* waiting) {
-    const auto found = std::find(waiting->begin(), waiting->end(), request);
-    if (found == waiting->end()) return false;
-    waiting->erase(found);
+    if (!waiting->remove(request)) return false;
     --waiting_;
     return true;
   }

@@ -7,6 +7,7 @@
  * The exit status is 0 when everything was as it has to be. */
 #define _GNU_SOURCE
 #include <dirent.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -15,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -37,7 +39,7 @@ static unsigned seed = 1;
 static int barriers_passed;
 static struct api api;
 static atomic_int warnings;
-static char last_warning[1024];
+static char last_warning[1024], last_counters[1024];
 
 static double now(void) {
   struct timespec t;
@@ -77,6 +79,7 @@ static void logger(int level, unsigned long flags, const char* file, int line, c
     atomic_fetch_add(&warnings, 1);
     memcpy(last_warning, text, sizeof last_warning);
   }
+  if (strstr(text, " retries") != NULL) memcpy(last_counters, text, sizeof last_counters);
   if (getenv("NET_HARNESS_LOG") != NULL) {
     fprintf(stderr, "[%d] level %d %s:%d %s\n", rank, level, file, line, text);
   }
@@ -463,6 +466,17 @@ static void scenario_small(void) {
     ++over;
   }
   close_links(in, out);
+  /* The device's counters, said with its last connection: exactly what was sent or received here.
+   */
+  unsigned long long sent = 0, sent_messages = 0, got = 0, got_messages = 0, bytes = 0;
+  const char* const words = strstr(last_counters, "sent ");
+  CHECK(words != NULL &&
+            sscanf(words, "sent %llu bytes in %llu messages, received %llu bytes in %llu", &sent,
+                   &sent_messages, &got, &got_messages) == 4,
+        "no counters: %s", last_counters);
+  for (int i = 0; i < count; ++i) bytes += (unsigned)(i % 65);
+  CHECK((sends ? sent : got) == bytes && (sends ? got : sent) == 0, "%s", last_counters);
+  CHECK((sends ? sent_messages : got_messages) == (unsigned)count, "%s", last_counters);
 }
 
 /* --- a connection to oneself, as NCCL makes within a process of several devices ----------------
@@ -770,6 +784,115 @@ static void scenario_wrong(void) {
   OK(api_close_listen(&api, listen_comm));
 }
 
+/* Strangers who knock at a listener, with a word of their own or none, keep nobody out. */
+static void scenario_stranger(void) {
+  enum { STRANGERS = 5 };
+  unsigned char handle[NET_HANDLE_BYTES];
+  void *listen_comm, *send = NULL, *receive = NULL;
+  int sockets[STRANGERS];
+  /* One address, so that strangers come by the one that is listened on. */
+  setenv("NCCL_SOCKET_FAMILY", "AF_INET", 1);
+  load(api.version);
+  /* The handle does not say its port to anybody else: ask the system which ports this process has.
+   */
+  OK(api_listen(&api, 0, handle, &listen_comm));
+  struct sockaddr_storage address;
+  socklen_t length = 0;
+  for (int fd = 3; fd < 1000 && length == 0; ++fd) {
+    int listens = 0;
+    socklen_t size = sizeof listens;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || !listens) continue;
+    length = sizeof address;
+    getsockname(fd, (struct sockaddr*)&address, &length);
+  }
+  CHECK(length != 0, "no listening socket");
+  /* A wildcard address is reached at loopback, which the listener drops: the same to be survived.
+   */
+  for (int i = 0; i < STRANGERS; ++i) {
+    sockets[i] = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(connect(sockets[i], (struct sockaddr*)&address, length) == 0, "cannot knock");
+    if (i % 2 == 0) continue;
+    CHECK(write(sockets[i], "GET / HTTP/1.1\r\n\r\n", 18) == 18, "cannot speak");
+  }
+  const double begin = now();
+  while (send == NULL || receive == NULL) {
+    if (send == NULL) OK(api_connect(&api, 0, handle, &send));
+    if (receive == NULL) OK(api_accept(&api, listen_comm, &receive));
+    CHECK(now() - begin < 8, "strangers keep a connection from being made");
+  }
+  unsigned char data[100];
+  one_message(send, receive, data, sizeof data, 3);
+  for (int i = 0; i < STRANGERS; ++i) close(sockets[i]);
+  OK(api_close_send(&api, send));
+  OK(api_close_receive(&api, receive));
+  OK(api_close_listen(&api, listen_comm));
+  unload();
+}
+
+/* Processes that take different network libraries hear so, both of them. */
+static void scenario_mismatch(void) {
+  setenv("SCAPE_NET", rank == 0 ? "ucx" : "ofi", 1);
+  load(api.version);
+  void *listen_comm = NULL, *comm = NULL;
+  if (rank == 0) OK(api_listen(&api, 0, shared->handles[0][0][0], &listen_comm));
+  barrier();
+  unsigned char handle[NET_HANDLE_BYTES];
+  memcpy(handle, shared->handles[0][0][0], sizeof handle);
+  int result = NET_SUCCESS;
+  const double begin = now();
+  while (result == NET_SUCCESS) {
+    result = rank == 0 ? api_accept(&api, listen_comm, &comm) : api_connect(&api, 0, handle, &comm);
+    CHECK(comm == NULL, "connected");
+    CHECK(now() - begin < 10, "no word of it after 10 s");
+    sched_yield();
+  }
+  CHECK(result == NET_INVALID_USAGE, "different libraries give %d", result);
+  CHECK(strstr(last_warning, "ucx") != NULL && strstr(last_warning, "ofi") != NULL, "%s",
+        last_warning);
+  barrier();
+  if (rank == 0) OK(api_close_listen(&api, listen_comm));
+  unload();
+}
+
+/* As NCCL: connections are made, and memory registered, by one thread while another moves messages.
+ */
+struct proxy {
+  void *send, *receive;
+  int messages;
+};
+static void* proxy_body(void* argument) {
+  const struct proxy* const p = argument;
+  static unsigned char data[20000];
+  for (int i = 0; i < p->messages; ++i) {
+    one_message(p->send, p->receive, data, 1 + (size_t)(i * 97) % sizeof data, (unsigned)i);
+  }
+  return NULL;
+}
+static void scenario_threads(void) {
+  void *listen_comm, *listen_more, *more_send, *more_receive;
+  struct proxy p = {.messages = count};
+  connect_self(&listen_comm, &p.send, &p.receive);
+  pthread_t thread;
+  CHECK(pthread_create(&thread, NULL, proxy_body, &p) == 0, "no thread");
+  for (int i = 0; i < count; ++i) {
+    unsigned char other[300];
+    void* memory = NULL;
+    OK(api_register(&api, p.receive, other, sizeof other, NET_POINTER_HOST, &memory));
+    if (i % 10 == 0) {
+      connect_self(&listen_more, &more_send, &more_receive);
+      one_message(more_send, more_receive, other, sizeof other, (unsigned)i);
+      OK(api_close_send(&api, more_send));
+      OK(api_close_receive(&api, more_receive));
+      OK(api_close_listen(&api, listen_more));
+    }
+    OK(api_deregister(&api, p.receive, memory));
+  }
+  pthread_join(thread, NULL);
+  OK(api_close_send(&api, p.send));
+  OK(api_close_receive(&api, p.receive));
+  OK(api_close_listen(&api, listen_comm));
+}
+
 /* The libraries that are hidden are named in as many lines as expected, and what is left works. */
 static void scenario_hidden(void) {
   const int version = api.version;
@@ -816,6 +939,9 @@ static const struct scenario kScenarios[] = {
     {"remap", scenario_remap, 1, 0, -1},
     {"properties", scenario_properties, 1, 0, -1},
     {"wrong", scenario_wrong, 1, 0, -1},
+    {"stranger", scenario_stranger, 1, 1, -1},
+    {"mismatch", scenario_mismatch, 2, 1, -1},
+    {"threads", scenario_threads, 1, 0, -1},
     {"hidden", scenario_hidden, 1, 1, -1},
 };
 
