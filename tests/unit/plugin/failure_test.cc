@@ -161,6 +161,11 @@ TEST(Mismatch, OfPointToPointCountsNamesBoth) {
       SCAPE_RANK_OK(finish(*communicator,
                            communicator->send(buffer.data(), 100, DataType::kFloat32, 1, &work),
                            work));
+      // The sender hears of it, too.
+      const auto begun = Clock::now();
+      while (communicator->async_error().ok() && seconds_since(begun) < 5 * scape::test::kSlowdown)
+        ::usleep(1000);
+      SCAPE_RANK_EXPECT(communicator->async_error().code() == SCAPE_ERR_MISMATCH);
       return "";
     }
     const Status status = finish(
