@@ -71,6 +71,11 @@ void finish(Transport& transport, const Operation& operation) {
 // Large messages stay in the sender's memory until they are received. Where the sender is dead by
 // then the receives fail; the receiver lives on, and can end its transport.
 TEST(Transport, AMessageOfADeadPeerFailsAndHarmsNothing) {
+  const char* const transport_name = std::getenv("SCAPE_TRANSPORT");
+  if (transport_name != nullptr && transport_name == std::string_view("ofi")) {
+    GTEST_SKIP() << "libfabric 1.17's rxm keeps messages that nobody took beyond their connection, "
+                    "whose memory a receive then uses (address sanitizer)";
+  }
   constexpr size_t kBytes = size_t{8} << 20;
   Board* const board = make_board();
   ASSERT_NE(board, nullptr);
@@ -112,7 +117,8 @@ TEST(Transport, AMessageOfADeadPeerFailsAndHarmsNothing) {
     transport.reset();
     return "";
   });
-  EXPECT_TRUE(results[0].ended && results[0].text.empty() && results[0].signal == 0)
+  EXPECT_TRUE(results[0].ended && results[0].text.empty() && results[0].signal == 0 &&
+              results[0].exit_status == 0)
       << text_of(results);
   EXPECT_EQ(results[1].signal, SIGKILL);
   ::munmap(board, sizeof *board);
