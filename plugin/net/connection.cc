@@ -21,7 +21,6 @@ constexpr uint64_t kBetweenLooks = 1 * kMillisecond;
 // What a peer had sent before it ended may still be on its way: so long it has.
 constexpr uint64_t kGraceAfterLoss = 1000 * kMillisecond;
 constexpr uint64_t kGraceAfterGoodbye = 4000 * kMillisecond;
-constexpr int kFlushMs = 2000;
 constexpr char kGoodbye = 'G';
 
 static_assert(NET_MAX_REQUESTS == 32, "as many bits are in taken_");
@@ -188,16 +187,17 @@ Status Connection::fail(Status why) {
   failure_ = std::move(why);
   failed_.store(true, std::memory_order_release);
   NET_WARN("%s", failure_.message().c_str());
+  cancel_receives();
+  return failure_;
+}
+
+void Connection::cancel_receives() {
+  if (sends_) return;
   for (Request& request : requests_) {
-    if (request.pending == 0) continue;
-    for (int i = 0; i < request.count; ++i) {
-      plugin::Operation& operation = request.operations[i];
-      if (!sends_ && operation.outcome == plugin::Outcome::kPending) {
-        worker_->transport().cancel(&operation);
-      }
+    for (int i = 0; request.pending > 0 && i < request.count; ++i) {
+      worker_->transport().cancel(&request.operations[i]);
     }
   }
-  return failure_;
 }
 
 void Connection::close(std::unique_ptr<Connection> connection) {
@@ -207,20 +207,14 @@ void Connection::close(std::unique_ptr<Connection> connection) {
     worker->progress();
     Connection& closing = *connection;
     if (!closing.failed_.load(std::memory_order_relaxed)) {
-      if (closing.sends_) worker->flush(kFlushMs);
+      if (closing.sends_) worker->flush();
       // Not waited for: a peer that does not read it learns of the end all the same.
       [[maybe_unused]] const ssize_t sent =
           ::send(closing.control_.fd(), &kGoodbye, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
     }
     closing.control_.close();
     if (closing.messages_ > 0) {
-      if (!closing.sends_) {
-        for (Request& request : closing.requests_) {
-          for (int i = 0; request.pending > 0 && i < request.count; ++i) {
-            worker->transport().cancel(&request.operations[i]);
-          }
-        }
-      }
+      closing.cancel_receives();
       closing.failed_.store(true, std::memory_order_relaxed);  // whatever comes is no news
       closing.worker_.reset();
       worker->keep(std::move(connection));

@@ -65,6 +65,7 @@ class Connection {
   void begin(Request* request, int index, void* memory);
   // The first failure is logged, and all calls from then on return it. Requests under way end.
   Status fail(Status why);
+  void cancel_receives();
   // Looks, now and then, whether the peer is there.
   void watch();
   Status check();

@@ -90,9 +90,9 @@ bool has_fabric(const Devices& devices) {
 }
 
 Status choose(Devices* out) {
-  static constexpr const char* kNames[] = {"ucx", "ofi"};
-  if (settings().net != 0) {
-    SCAPE_RETURN_IF_ERROR(look(kNames[settings().net - 1], out));
+  if (settings().net != 0) {  // auto, then the transports
+    const auto chosen = static_cast<size_t>(settings().net - 1);
+    SCAPE_RETURN_IF_ERROR(look(std::string(plugin::transport_names()[chosen]), out));
     NET_INFO("%s, chosen by SCAPE_NET, on %s", out->library.c_str(), list_of(out->list).c_str());
     return Status::Ok();
   }

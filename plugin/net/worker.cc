@@ -56,7 +56,7 @@ Worker::~Worker() {
   if (lost_) {
     transport_->abandon();
   } else {
-    flush(kFlushMs);
+    flush();
   }
   const plugin::TransportCounters counters = transport_->counters();
   for (auto& [range, registration] : registrations_) {
@@ -146,8 +146,8 @@ void Worker::progress() {
   });
 }
 
-void Worker::flush(int timeout_ms) {
-  if (!lost_) transport_->flush(timeout_ms);
+void Worker::flush() {
+  if (!lost_) transport_->flush(kFlushMs);
   progress();
 }
 

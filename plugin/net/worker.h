@@ -61,8 +61,8 @@ class Worker {
 
   // A peer died: what was sent to it will never leave.
   void note_loss() { lost_ = true; }
-  // Waits up to timeout_ms until all that was sent has left.
-  void flush(int timeout_ms);
+  // Waits until all that was sent has left, two seconds at most.
+  void flush();
   // A request could not be taken, and will be tried again. Thread-safe.
   void count_retry() { retries_.fetch_add(1, std::memory_order_relaxed); }
 
