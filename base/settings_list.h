@@ -27,8 +27,9 @@ SCAPE_SETTING_STRING(nccl_lib, "SCAPE_NCCL_LIB", "",
                      "path of the real libnccl.so.2; found by itself when empty")
 SCAPE_SETTING_CHOICE(transport, "SCAPE_TRANSPORT", "ucx", "ucx|ofi",
                      "transport of host communicators: UCX, or libfabric (ofi)")
-SCAPE_SETTING_CHOICE(net, "SCAPE_NET", "auto", "auto|ucx|ofi",
-                     "network library of NCCL's net plugin: UCX, libfabric (ofi), or the better for the hardware")
+SCAPE_SETTING_CHOICE(
+    net, "SCAPE_NET", "auto", "auto|ucx|ofi",
+    "network library of NCCL's net plugin: UCX, libfabric (ofi), or the better for the hardware")
 SCAPE_SETTING_CHOICE(simd, "SCAPE_SIMD", "auto", "auto|scalar|baseline|avx2|avx512|neon",
                      "kernels to use; auto takes the best that the CPU has")
 SCAPE_SETTING_REAL(timeout_s, "SCAPE_TIMEOUT", 300, 0.1, 86400,
