@@ -13,7 +13,9 @@ build: ## the release preset, into build/release: libraries in lib/, programs in
 	cmake --build --preset release
 
 .PHONY: demo demo-net
-demo demo-net: ## train a small GPT dense and sparse on two ranks; demo-net: on four test hosts behind 1 Gbit/s (root)
+demo: ## train a small GPT dense and sparse on two ranks; table and loss.png
+demo-net: ## the same on four test hosts behind links of 1 Gbit/s, against wall-clock (root)
+demo demo-net:
 	@tools/setup.sh $@
 	cmake --preset release -DSCAPE_BUILD_TESTS=OFF
 	cmake --build --preset release --target scape_nccl scape_ucx scape_ofi scape-info
