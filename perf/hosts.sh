@@ -43,14 +43,17 @@ prefix=scape-hosts
 name=$prefix-$$
 switch=$name-switch
 names=$(mktemp)
-launchers=()
 
-# Deleting a namespace takes its links along.
-remove() { ip netns list 2>/dev/null | awk -v p="$1-" 'index($1, p) == 1 {print $1}' | xargs -r -n1 ip netns delete; }
+# What runs there is ended. Deleting a namespace takes its links along.
+remove() {
+  local host
+  for host in $(ip netns list 2>/dev/null | awk -v p="$1-" 'index($1, p) == 1 {print $1}'); do
+    ip netns pids "$host" 2>/dev/null | xargs -r kill -KILL 2>/dev/null || true
+    ip netns delete "$host"
+  done
+}
 take_down() {
   trap - EXIT INT TERM HUP
-  disown -a  # bash would tell of each process that is killed
-  for launcher in "${launchers[@]}"; do kill -KILL "$launcher" 2>/dev/null || true; done
   remove "$name"
   rm -f "$names"
 }
@@ -96,27 +99,44 @@ bytes() { ip netns exec "$name-$1" cat "/sys/class/net/eth0/statistics/$2_bytes"
 
 echo "127.0.0.1 localhost" >>"$names"
 
-# Of one host: its own names and memory, then its ranks. The first that fails ends the others.
+# all N LAUNCH runs "LAUNCH I", I = 0 .. N-1, side by side, until all have ended or the first has failed, whose status
+# it gives. Each reports its end through a pipe: `wait -n` knows nothing of a process that ended before it was called.
+# LAUNCH finds standard error at 5: what bash says of a process that was killed goes nowhere.
+all='
+  all() {
+    local i status=0
+    exec 3>&1 5>&2 4< <(for ((i = 0; i < $1; ++i)); do
+      { end=0; "$2" $i "${@:3}" >&3 3>&- || end=$?; echo $end; } 2>/dev/null &
+    done)
+    for ((i = 0; i < $1 && status == 0; ++i)); do read -r status <&4 || status=137; done
+    exec 3>&- 4<&- 5>&-
+    return $status
+  }'
+
+# Of one host: its own names and memory, then its ranks.
 export HOSTS_RANKS=$ranks HOSTS_NAMES=$names MASTER_ADDR=10.73.0.1 MASTER_PORT=29500
 export WORLD_SIZE=$((hosts * ranks)) LOCAL_WORLD_SIZE=$ranks
-host='
+host=$all'
   echo "host$HOSTS_HOST" >/proc/sys/kernel/hostname
   mount --bind "$HOSTS_NAMES" /etc/hosts
   mount -t tmpfs -o mode=1777 tmpfs /dev/shm
-  for ((r = 0; r < HOSTS_RANKS; ++r)); do
-    LOCAL_RANK=$r RANK=$((HOSTS_HOST * HOSTS_RANKS + r)) NCCL_HOSTID=host$HOSTS_HOST "$@" &
-  done
-  status=0
-  for ((r = 0; r < HOSTS_RANKS && status == 0; ++r)); do wait -n || status=$?; done
-  exit $status'
-for ((h = 0; h < hosts; ++h)); do
-  HOSTS_HOST=$h ip netns exec "$name-$h" unshare --uts --ipc --pid --mount --mount-proc --fork --kill-child \
-    bash -c "$host" host "$@" &
-  launchers+=($!)
-done
-
+  rank() {
+    local LOCAL_RANK=$1 RANK=$((HOSTS_HOST * HOSTS_RANKS + $1)) NCCL_HOSTID=host$HOSTS_HOST
+    export LOCAL_RANK RANK NCCL_HOSTID
+    "${@:2}" 2>&5 5>&- || {
+      end=$?
+      echo "hosts.sh: rank $RANK on $NCCL_HOSTID ended with status $end" >&5
+      return $end
+    }
+  }
+  all "$HOSTS_RANKS" rank "$@"'
+host() {
+  HOSTS_HOST=$1 ip netns exec "$name-$1" unshare --uts --ipc --pid --mount --mount-proc --fork --kill-child \
+    bash -c "$host" host "${@:2}" 2>&5 5>&-
+}
+eval "$all"
 status=0
-for ((h = 0; h < hosts && status == 0; ++h)); do wait -n || status=$?; done
+all "$hosts" host "$@" || status=$?
 
 if [ $table = 1 ]; then
   printf '# hosts %d, ranks on each %d, link %s%s\n' "$hosts" "$ranks" "$rate" "${delay:+, delay $delay}" >&2

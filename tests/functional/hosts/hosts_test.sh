@@ -18,7 +18,9 @@ left() { ip netns list | grep -c "^scape-hosts-$1-" || true; }
 
 # Every process knows its place, and hosts are apart.
 "$hosts" -n 2 -p 2 -- bash -c 'echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NCCL_HOSTID $(uname -n)" \
-  "$(ls /dev/shm | wc -l) $MASTER_ADDR:$MASTER_PORT"' 2>"$folder/err" | sort >"$folder/places"
+  "$(ls /dev/shm | wc -l) $MASTER_ADDR:$MASTER_PORT"' >"$folder/out" 2>"$folder/err" ||
+  fail "status $?: $(cat "$folder/err")"
+sort "$folder/out" >"$folder/places"
 diff - "$folder/places" <<END || fail "places"
 0/4 0/2 host0 host0 0 10.73.0.1:29500
 1/4 1/2 host0 host0 0 10.73.0.1:29500
@@ -26,12 +28,19 @@ diff - "$folder/places" <<END || fail "places"
 3/4 1/2 host1 host1 0 10.73.0.1:29500
 END
 
+# Processes that end before the last one is started do not make a run fail.
+for _ in $(seq 20); do
+  "$hosts" -n 2 -p 3 -q -- true 2>"$folder/err" || fail "status $? of true: $(cat "$folder/err")"
+done
+
 # The status is that of the process that failed, the others are ended, and nothing is left.
 started=$SECONDS status=0
-"$hosts" -n 3 -q -- bash -c '[ $RANK = 1 ] && exit 7; sleep 100' &
+"$hosts" -n 3 -q -- bash -c '[ $RANK = 1 ] && exit 7; exec sleep 1234567' 2>"$folder/err" &
 run=$!
 wait $run || status=$?
 [ $status = 7 ] || fail "status $status, not 7"
+grep -q "rank 1 on host1 ended with status 7" "$folder/err" || fail "who failed: $(cat "$folder/err")"
+! pgrep -f "sleep 1234567" >/dev/null || fail "processes are left"
 [ $((SECONDS - started)) -lt 30 ] || fail "the others went on"
 [ "$(left $run)" = 0 ] || fail "namespaces are left"
 
