@@ -114,14 +114,14 @@ class Simulation {
 
 Status simulate(std::span<const std::shared_ptr<const Schedule>> schedules,
                 std::span<const void* const> send, std::span<void* const> recv,
-                std::span<const Reduction> reductions) {
+                std::span<const Reduction> reductions, std::span<std::byte* const> shared) {
   Simulation simulation(schedules.size());
   for (size_t r = 0; r < schedules.size(); ++r) {
     RankState& state = simulation.rank(r);
     state.schedule = schedules[r].get();
     state.scratch.resize(schedules[r]->scratch_bytes);
     state.memory = {static_cast<const std::byte*>(send[r]), static_cast<std::byte*>(recv[r]),
-                    state.scratch.data()};
+                    state.scratch.data(), shared.empty() ? nullptr : shared[r]};
     state.reduction = reductions[reductions.size() == 1 ? 0 : r];
     state.left = schedules[r]->steps.size();
     for (const Step& step : schedules[r]->steps) state.remaining.push_back(step.predecessors);
