@@ -72,6 +72,31 @@ struct CallTag {
   std::string_view name = {};  // its name; the first 23 bytes travel
 };
 
+// Where payloads stand that ranks of one host reduce without copying: each packs into its operand
+// and reads the result. What the others read or write meanwhile is this room's business; unmapped
+// with the last reference, which must not go during an all-reduce of it.
+class SharedPayload {
+ public:
+  virtual ~SharedPayload() = default;
+  // Bytes of the operand, and of the result.
+  virtual size_t capacity() const = 0;
+  // The caller's between two all-reduces.
+  virtual void* operand() = 0;
+  // Of the last all-reduce, until the caller starts the next one. The others of the host read the
+  // same bytes: not to be written.
+  virtual const void* result() const = 0;
+  // False where an all-reduce has to go the usual way; alike on all ranks.
+  virtual bool can_reduce(DataType type, ReduceOp op) const = 0;
+};
+
+// The making of a shared payload.
+class SharingWork : public Work {
+ public:
+  // When done() and ok. Null, on all ranks, where no host has two of them, or theirs can share no
+  // memory, of which a log line has told then.
+  virtual std::shared_ptr<SharedPayload> payload() const = 0;
+};
+
 // Rank's view of a communicator. Every start function returns at once: a refusal of the arguments
 // is returned and nothing starts; whatever happens later is the Work's status. Buffers stay the
 // caller's and must live until the work is done. Sending and receiving buffers may be equal or,
@@ -113,6 +138,12 @@ class Communicator {
                         const CallTag& tag, WorkPtr* work) = 0;
   virtual Status scatter(const void* send, void* recv, size_t count, DataType type, int root,
                          const CallTag& tag, WorkPtr* work) = 0;
+  // Makes a payload of up to `bytes` that ranks of one host share. Collective; nothing else may be
+  // started on the communicator until the work is done.
+  virtual Status share_payload(size_t bytes, std::shared_ptr<SharingWork>* work) = 0;
+  // From operand() to result(). USAGE where can_reduce() says no.
+  virtual Status all_reduce(SharedPayload& payload, size_t count, DataType type,
+                            Reduction reduction, const CallTag& tag, WorkPtr* work) = 0;
   // Point to point; matched in order per pair of ranks; rank() itself is a legal peer.
   virtual Status send(const void* data, size_t count, DataType type, int peer, WorkPtr* work) = 0;
   virtual Status recv(void* data, size_t count, DataType type, int peer, WorkPtr* work) = 0;

@@ -37,11 +37,16 @@ const char* name_of(Call call) {
       return "Gather";
     case kScatter:
       return "Scatter";
+    case kSharedAllReduce:
+      return "AllReduce (in shared memory)";
   }
   return "?";
 }
 
-bool has_op(Call call) { return call == kAllReduce || call == kReduceScatter || call == kReduce; }
+bool has_op(Call call) {
+  return call == kAllReduce || call == kReduceScatter || call == kReduce ||
+         call == kSharedAllReduce;
+}
 bool has_root(Call call) {
   return call == kBroadcast || call == kReduce || call == kGather || call == kScatter;
 }
@@ -320,6 +325,9 @@ Status HostCommunicator::check(const Arguments& arguments) const {
   switch (arguments.call) {
     case kAllReduce:
       break;
+    case kSharedAllReduce:
+      send_bytes = recv_bytes = 0;
+      break;
     case kReduceScatter:
       send_bytes = bytes * ranks;
       in_place_recv = own;
@@ -394,6 +402,8 @@ std::shared_ptr<const Schedule> HostCommunicator::build(const Arguments& argumen
       return gather_schedule(shape, arguments.root);
     case kScatter:
       return scatter_schedule(shape, arguments.root);
+    case kSharedAllReduce:
+      return shared_all_reduce_schedule(shape, arguments.shared->layout());
   }
   return nullptr;
 }
@@ -404,8 +414,13 @@ std::shared_ptr<const Schedule> HostCommunicator::schedule_for(const Arguments& 
   constexpr size_t kMaxSteps = 16384;
   const bool in_place = arguments.call == kAllToAll && arguments.send == arguments.recv;
   if (arguments.call == kAllGatherV) return build(arguments, in_place);
-  const Key key{arguments.call, arguments.type, arguments.reduction.op,
-                in_place,       arguments.root, arguments.count};
+  const Key key{arguments.call,
+                arguments.type,
+                arguments.reduction.op,
+                in_place,
+                arguments.root,
+                arguments.count,
+                arguments.shared != nullptr ? arguments.shared->layout().stride : 0};
   for (Cached& entry : cache_) {
     if (!(entry.key == key)) continue;
     entry.used = ++cache_clock_;
@@ -427,6 +442,11 @@ Status HostCommunicator::start(const Arguments& arguments, const CallTag& tag, W
   SCAPE_RETURN_IF_ERROR(check_process(name_of(arguments.call)));
   SCAPE_RETURN_IF_ERROR(check(arguments));
   std::lock_guard<std::mutex> lock(mutex_);
+  return start_locked(arguments, tag, work);
+}
+
+Status HostCommunicator::start_locked(const Arguments& arguments, const CallTag& tag,
+                                      WorkPtr* work) {
   if (lifeline_ != nullptr && lifeline_->failed()) fail_locked(lifeline_->status());
   SCAPE_RETURN_IF_ERROR(refusal());
   Descriptor descriptor;
@@ -449,8 +469,12 @@ Status HostCommunicator::start(const Arguments& arguments, const CallTag& tag, W
     return Status::Ok();
   }
   const TagSpace tags{false, (descriptor.call & 0x1ff) << 24 | (descriptor.digest() & 0xffffff)};
-  auto run = std::make_shared<Run>(schedule_for(arguments), arguments.send, arguments.recv,
-                                   arguments.reduction, tags, name_of(arguments.call));
+  Memory memory;
+  memory.send = static_cast<const std::byte*>(arguments.send);
+  memory.recv = static_cast<std::byte*>(arguments.recv);
+  if (arguments.shared != nullptr) memory.shared = arguments.shared->memory();
+  auto run = std::make_shared<Run>(schedule_for(arguments), memory, arguments.reduction, tags,
+                                   name_of(arguments.call));
   *work = run;
   executor_->start(run);
   meet_trouble();
@@ -500,7 +524,9 @@ Status HostCommunicator::point_to_point(bool sending, void* data, size_t count, 
     sending ? builder.send(peer, {Space::kSend, at}, length)
             : builder.recv(peer, {Space::kRecv, at}, length);
   }
-  auto run = std::make_shared<Run>(builder.finish(), data, data, Reduction{}, tags, call);
+  Memory memory;
+  memory.send = memory.recv = static_cast<std::byte*>(data);
+  auto run = std::make_shared<Run>(builder.finish(), memory, Reduction{}, tags, call);
   *work = run;
   executor_->start(run);
   meet_trouble();

@@ -2,6 +2,7 @@
 // other. In
 //   host_communicator.cc  its life, progress, and the calls
 //   host_making.cc        how communicators and side channels are made
+//   host_sharing.cc       payloads in memory that ranks of one host share
 #pragma once
 
 #include <atomic>
@@ -20,8 +21,10 @@
 
 #include "plugin/collectives/executor.h"
 #include "plugin/collectives/schedule.h"
+#include "plugin/collectives/schedules.h"
 #include "plugin/communicator.h"
 #include "plugin/transport/lifeline.h"
+#include "plugin/transport/shared_memory.h"
 #include "plugin/transport/transport.h"
 
 namespace scape::plugin {
@@ -37,13 +40,15 @@ enum Call : uint8_t {
   kReduce,
   kGather,
   kScatter,
+  kSharedAllReduce,
 };
 
 // A number made of two, alike on all ranks.
 uint64_t mix(uint64_t a, uint64_t b);
 
 // A work that is over, or that its owner ends.
-class SimpleWork final : public Work {
+template <typename Base>
+class OwnedWork : public Base {
  public:
   bool done() const override { return done_.load(std::memory_order_acquire); }
   Status status() const override { return done() ? status_ : Status::Ok(); }
@@ -57,6 +62,35 @@ class SimpleWork final : public Work {
   std::atomic<bool> done_{false};
 };
 
+using SimpleWork = OwnedWork<Work>;
+
+// Of each host's ranks an operand, and a result.
+class HostSharedPayload final : public SharedPayload {
+ public:
+  // `me`: this rank's place among those of its host, layout.hosts[host].
+  HostSharedPayload(std::unique_ptr<SharedMemory> memory, SharedLayout layout, size_t host,
+                    size_t me, size_t capacity)
+      : memory_(std::move(memory)),
+        layout_(std::move(layout)),
+        ranks_(layout_.hosts[host].size()),
+        me_(me),
+        capacity_(capacity) {}
+
+  size_t capacity() const override { return capacity_; }
+  void* operand() override { return memory_->data() + me_ * layout_.stride; }
+  const void* result() const override { return memory_->data() + ranks_ * layout_.stride; }
+  bool can_reduce(DataType type, ReduceOp op) const override {
+    return shares_all_reduce(layout_.hosts.size(), type, op);
+  }
+  std::byte* memory() { return memory_->data(); }
+  const SharedLayout& layout() const { return layout_; }
+
+ private:
+  const std::unique_ptr<SharedMemory> memory_;
+  const SharedLayout layout_;
+  const size_t ranks_, me_, capacity_;
+};
+
 struct Arguments {
   Call call = kAllReduce;
   const void* send = nullptr;
@@ -66,6 +100,7 @@ struct Arguments {
   Reduction reduction;
   int root = -1;
   std::span<const size_t> counts = {};  // kAllGatherV
+  HostSharedPayload* shared = nullptr;  // kSharedAllReduce
 };
 class HostCommunicator final : public Communicator {
  public:
@@ -119,6 +154,9 @@ class HostCommunicator final : public Communicator {
                  const CallTag& tag, WorkPtr* work) override {
     return start({kScatter, send, recv, count, type, {}, root}, tag, work);
   }
+  Status share_payload(size_t bytes, std::shared_ptr<SharingWork>* work) override;
+  Status all_reduce(SharedPayload& payload, size_t count, DataType type, Reduction reduction,
+                    const CallTag& tag, WorkPtr* work) override;
   Status send(const void* data, size_t count, DataType type, int peer, WorkPtr* work) override {
     return point_to_point(true, const_cast<void*>(data), count, type, peer, work);
   }
@@ -146,6 +184,7 @@ class HostCommunicator final : public Communicator {
     bool in_place;
     int root;
     size_t count;
+    size_t stride;  // of shared memory
     bool operator==(const Key&) const = default;
   };
   struct Cached {
@@ -169,6 +208,9 @@ class HostCommunicator final : public Communicator {
   bool in_forked_child() const { return fork_count() != forks_; }
   Status refusal() const;  // of a call to a failed communicator; locked
   Status start(const Arguments& arguments, const CallTag& tag, WorkPtr* work);
+  Status start_locked(const Arguments& arguments, const CallTag& tag, WorkPtr* work);
+  // An all-gather of this many bytes a rank.
+  Status gather_bytes(const void* mine, void* all, size_t bytes, const char* name, WorkPtr* work);
   std::shared_ptr<const Schedule> schedule_for(const Arguments& arguments);
   std::shared_ptr<const Schedule> build(const Arguments& arguments, bool in_place) const;
   Status point_to_point(bool sending, void* data, size_t count, DataType type, int peer,

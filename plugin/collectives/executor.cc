@@ -21,10 +21,10 @@ uint64_t TagSpace::tag(int sender, uint32_t message) const {
   return from | (uint64_t{message & 0xffff} << 33) | (key & ((uint64_t{1} << 33) - 1));
 }
 
-Run::Run(std::shared_ptr<const Schedule> schedule, const void* send, void* recv,
-         Reduction reduction, TagSpace tags, std::string name)
+Run::Run(std::shared_ptr<const Schedule> schedule, const Memory& memory, Reduction reduction,
+         TagSpace tags, std::string name)
     : schedule_(std::move(schedule)),
-      memory_{static_cast<const std::byte*>(send), static_cast<std::byte*>(recv), nullptr},
+      memory_(memory),
       reduction_(reduction),
       tags_(tags),
       name_(std::move(name)),

@@ -32,7 +32,8 @@ struct TagSpace {
 // executor's.
 class Run final : public Work {
  public:
-  Run(std::shared_ptr<const Schedule> schedule, const void* send, void* recv, Reduction reduction,
+  // memory.scratch is the executor's to fill in.
+  Run(std::shared_ptr<const Schedule> schedule, const Memory& memory, Reduction reduction,
       TagSpace tags, std::string name);
   ~Run() override;
 

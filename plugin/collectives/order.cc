@@ -130,7 +130,8 @@ Status simulate(std::span<const std::shared_ptr<const Schedule>> schedules,
 }
 
 Status simulate_all_reduce(std::span<const void* const> inputs, void* out, size_t count,
-                           DataType type, std::span<const Reduction> reductions) {
+                           DataType type, std::span<const Reduction> reductions,
+                           Algorithm algorithm) {
   if (inputs.empty() || (reductions.size() != 1 && reductions.size() != inputs.size())) {
     return error(SCAPE_ERR_ARGUMENT,
                  "simulate_all_reduce: %zu inputs with %zu reductions; give one, or one per rank",
@@ -146,7 +147,7 @@ Status simulate_all_reduce(std::span<const void* const> inputs, void* out, size_
     shape.count = count;
     shape.type = type;
     shape.op = reductions[0].op;
-    schedules.push_back(all_reduce_schedule(shape));
+    schedules.push_back(all_reduce_schedule(shape, algorithm));
     if (r > 0) results[r].resize(count * size_of(type));
     recv.push_back(r == 0 ? out : results[r].data());
   }

@@ -28,11 +28,12 @@
 
 namespace scape::plugin {
 
-// What an all-reduce over inputs.size() ranks gives, bit for bit, computed in this process. For
-// kPremulSum `reductions` names each rank's factor; it may hold one entry for all. out: count
-// elements, none of the inputs.
+// What an all-reduce over inputs.size() ranks gives, bit for bit, computed in this process; by the
+// algorithm that such a call takes, or the one named. For kPremulSum `reductions` names each rank's
+// factor; it may hold one entry for all. out: count elements, none of the inputs.
 Status simulate_all_reduce(std::span<const void* const> inputs, void* out, size_t count,
-                           DataType type, std::span<const Reduction> reductions);
+                           DataType type, std::span<const Reduction> reductions,
+                           Algorithm algorithm = Algorithm::kAuto);
 Status simulate_all_reduce(std::span<const void* const> inputs, void* out, size_t count,
                            DataType type, Reduction reduction);
 

@@ -202,8 +202,24 @@ bool MaskedBufferImpl::advance() {
         if (!wait_for(*refresh_, "the next mask")) return false;
         if (phase_ == Phase::kIdle) return true;
       }
-      if (Status status = launch(); !status.ok()) {
-        communicator_->abort(status);
+      if (may_share()) {
+        const Status status = communicator_->share_payload(full_payload_bytes(), &sharing_);
+        if (status.ok()) {
+          phase_ = Phase::kShare;
+        } else {
+          communicator_->abort(status);
+          fail(status);
+        }
+        return true;
+      }
+      begin_exchange();
+      return true;
+    case Phase::kShare:
+      if (!sharing_->done()) return false;
+      if (Status status = sharing_->status(); status.ok()) {
+        shared_ = sharing_->payload();
+        begin_exchange();
+      } else {
         fail(status);
       }
       return true;
@@ -225,6 +241,27 @@ bool MaskedBufferImpl::advance() {
       break;
   }
   return false;
+}
+
+void MaskedBufferImpl::begin_exchange() {
+  const Status status = launch();
+  if (status.ok()) return;
+  communicator_->abort(status);
+  fail(status);
+}
+
+// From what all ranks have alike.
+bool MaskedBufferImpl::may_share() {
+  return sharing_ == nullptr && !always_dense_ && !call_.flush &&
+         sparsity_at(config_, state_.step) == config_.sparsity;
+}
+
+// Of a step at full sparsity.
+size_t MaskedBufferImpl::full_payload_bytes() const {
+  size_t elements = 1;
+  for (int q = 0; q < ranks_; ++q)
+    elements += bits_at(config_, state_.step, partition_of(count_, ranks_, q).size());
+  return elements * size_of(codec_->wire_type());
 }
 
 // True when the job is done; the call may have failed with it then.

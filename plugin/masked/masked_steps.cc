@@ -59,7 +59,7 @@ void MaskedBufferImpl::do_adams_step(float* param, double lr, double weight_deca
     const std::vector<float>& decay = state_.decay.table(oldest);
     params.decay = decay.empty() ? nullptr : decay.data();
     params.decay_size = static_cast<uint32_t>(decay.size());
-    ops_.adams_step(payload_.data(), state_.mask.data(), count_, params, state_.moment.data(),
+    ops_.adams_step(reduced_, state_.mask.data(), count_, params, state_.moment.data(),
                     state_.last.data(), param);
   }
   // Where nothing is kept, a skipped gradient is dropped as well.
