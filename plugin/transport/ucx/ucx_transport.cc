@@ -59,10 +59,19 @@ class Silenced {
   const Silence before_;
 };
 
-ucs_log_func_rc_t filter_log(const char*, unsigned, const char*, ucs_log_level_t level,
-                             const ucs_log_component_config_t*, const char*, va_list) {
-  return level >= silence.first && level <= silence.last ? UCS_LOG_FUNC_RC_STOP
-                                                         : UCS_LOG_FUNC_RC_CONTINUE;
+// UCX writes to standard output unless UCX_LOG_FILE says otherwise, which belongs to the program:
+// its lines become ours. Those of more detail than warnings come only where UCX_LOG_LEVEL asks for
+// them.
+ucs_log_func_rc_t take_log(const char*, unsigned, const char*, ucs_log_level_t level,
+                           const ucs_log_component_config_t*, const char* message, va_list args) {
+  if (level >= silence.first && level <= silence.last) return UCS_LOG_FUNC_RC_STOP;
+  static const bool has_own_file = std::getenv("UCX_LOG_FILE") != nullptr;
+  if (level == UCS_LOG_LEVEL_FATAL || has_own_file) return UCS_LOG_FUNC_RC_CONTINUE;
+  const bool asked_for = level > UCS_LOG_LEVEL_WARN;
+  if (asked_for || log_enabled(LogLevel::kWarn)) {
+    log(asked_for ? LogLevel::kInfo : LogLevel::kWarn, "ucx: %s", vformat(message, args).c_str());
+  }
+  return UCS_LOG_FUNC_RC_STOP;
 }
 
 // The name under which UCX lists memory that processes share.
@@ -82,8 +91,8 @@ class Context {
     *out = kept.lock();
     if (*out != nullptr) return Status::Ok();
     // Once and for good: handlers are a list that UCX does not lock, and this module stays loaded.
-    static const bool filtering = (ucs_log_push_handler(&filter_log), true);
-    static_cast<void>(filtering);
+    static const bool taking = (ucs_log_push_handler(&take_log), true);
+    static_cast<void>(taking);
     auto made = std::make_shared<Context>();
     SCAPE_RETURN_IF_ERROR(made->init(options, posix));
     kept = made;
