@@ -61,3 +61,10 @@ SCAPE_SETTING_CHOICE(payload, "SCAPE_PAYLOAD", "fp32", "fp32|bf16",
 SCAPE_SETTING_STRING(
     lib, "SCAPE_LIB", "",
     "libscape_nccl.so, or its folder, that scape-run preloads; found by itself when empty")
+SCAPE_SETTING_CHOICE(
+    fault, "SCAPE_FAULT", "none",
+    "none|meeting|connecting|connected|dense|agreement|side_channel|share|pack|exchange|unpack|"
+    "step|select|masks|closing",
+    "point at which this process kills itself, to try how the other ranks take it")
+SCAPE_SETTING_INT(fault_after, "SCAPE_FAULT_AFTER", 1, 1, 1000000000,
+                  "the how manieth time at that point it is")

@@ -70,6 +70,8 @@ struct ByteCounters {
 struct CallTag {
   bool registered = false;     // the call is one of a registered buffer
   std::string_view name = {};  // its name; the first 23 bytes travel
+  // What its last optimizer step was given: ranks that differ would drift apart.
+  float learning_rate = 0, weight_decay = 0;
 };
 
 // Where payloads stand that ranks of one host reduce without copying: each packs into its operand

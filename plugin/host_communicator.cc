@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "base/fault.h"
 #include "base/settings.h"
 #include "base/thread.h"
 #include "plugin/collectives/reduce.h"
@@ -61,6 +62,11 @@ std::string describe(const Descriptor& descriptor) {
   if (descriptor.registered != 0) {
     text += format(", registered as \"%.*s\"", static_cast<int>(sizeof descriptor.name),
                    descriptor.name);
+  }
+  if (descriptor.learning_rate != 0 || descriptor.weight_decay != 0) {
+    text += format(", last step with lr %.9g, weight decay %.9g",
+                   static_cast<double>(descriptor.learning_rate),
+                   static_cast<double>(descriptor.weight_decay));
   }
   if (call == kAllGatherV)
     text +=
@@ -134,6 +140,7 @@ HostCommunicator::~HostCommunicator() {
     new std::shared_ptr<Lifeline>(std::move(lifeline_));
     return;
   }
+  fault_point(Fault::kClosing);
   {
     Registry& registry = Registry::instance();
     std::lock_guard<std::mutex> lock(registry.mutex);
@@ -176,7 +183,10 @@ void HostCommunicator::fail_locked(const Status& why) {
 
 void HostCommunicator::abort(const Status& why) {
   if (!check_process("abort").ok()) return;
+  // A rank that gives up tells the others why it has to, where it knows.
+  const Status cause = trouble_of_others();
   std::lock_guard<std::mutex> lock(mutex_);
+  if (!cause.ok()) return fail_locked(cause);
   if (why.code() == SCAPE_ERR_TIMEOUT && !executor_->idle()) {
     return fail_locked(error(why.code(), "%s; on rank %d, %s", why.message().c_str(), rank_,
                              executor_->waits().c_str()));
@@ -190,6 +200,10 @@ Status HostCommunicator::async_error() const {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!failure_.ok()) return failure_;
   }
+  return trouble_of_others();
+}
+
+Status HostCommunicator::trouble_of_others() const {
   if (lifeline_ == nullptr) return Status::Ok();
   lifeline_->poll();
   if (lifeline_->failed()) return lifeline_->status();
@@ -458,6 +472,8 @@ Status HostCommunicator::start_locked(const Arguments& arguments, const CallTag&
   descriptor.type = static_cast<uint8_t>(arguments.type);
   descriptor.op = static_cast<uint8_t>(arguments.reduction.op);
   descriptor.registered = tag.registered ? 1 : 0;
+  descriptor.learning_rate = tag.learning_rate;
+  descriptor.weight_decay = tag.weight_decay;
   tag.name.copy(descriptor.name, sizeof descriptor.name - 1);
   if (lifeline_ != nullptr) lifeline_->started(channel_, descriptor);
   if (arguments.count == 0) {
@@ -477,6 +493,7 @@ Status HostCommunicator::start_locked(const Arguments& arguments, const CallTag&
                                    name_of(arguments.call));
   *work = run;
   executor_->start(run);
+  if (!tag.registered && channel_ == 0) fault_point(Fault::kDense);
   meet_trouble();
   if (lifeline_ != nullptr && !run->done()) watched_.push_back({run, descriptor});
   return Status::Ok();

@@ -206,6 +206,8 @@ class HostCommunicator final : public Communicator {
   Status check(const Arguments& arguments) const;
   Status check_process(const char* what) const;
   bool in_forked_child() const { return fork_count() != forks_; }
+  // What the lifeline knows: a failure elsewhere, or a rank that died.
+  Status trouble_of_others() const;
   Status refusal() const;  // of a call to a failed communicator; locked
   Status start(const Arguments& arguments, const CallTag& tag, WorkPtr* work);
   Status start_locked(const Arguments& arguments, const CallTag& tag, WorkPtr* work);

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/fault.h"
 #include "base/settings.h"
 #include "base/thread.h"
 #include "plugin/host_communicator.h"
@@ -61,6 +62,7 @@ Status establish(const Endpoint& root, uint64_t cookie, int rank, int size,
     addresses.push_back(std::move(member.blob));
     endpoints.push_back(std::move(member.listener));
   }
+  fault_point(Fault::kConnecting);
   SCAPE_RETURN_IF_ERROR(transport->connect(addresses));
   std::shared_ptr<Lifeline> lifeline;
   SCAPE_RETURN_IF_ERROR(Lifeline::connect(rank, size, mix(cookie, 0), std::move(listener),
@@ -68,6 +70,7 @@ Status establish(const Endpoint& root, uint64_t cookie, int rank, int size,
                                           seconds_from_now(timeout), &lifeline));
   *out = std::make_shared<HostCommunicator>(rank, size, cookie, 0, std::move(transport),
                                             std::move(lifeline));
+  fault_point(Fault::kConnected);
   return Status::Ok();
 }
 
@@ -134,6 +137,7 @@ Status HostCommunicator::side_channel(std::shared_ptr<Communicator>* side, WorkP
                  "(UCX_NET_DEVICES)",
                  name_.c_str(), address.size(), kAddressSlot - sizeof(uint32_t));
   }
+  fault_point(Fault::kSideChannel);
   const uint32_t length = static_cast<uint32_t>(address.size());
   exchange->mine.resize(kAddressSlot);
   std::memcpy(exchange->mine.data(), &length, sizeof length);

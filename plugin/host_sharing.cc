@@ -4,6 +4,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/settings.h"
 #include "plugin/host_communicator_impl.h"
@@ -121,6 +122,7 @@ Status HostCommunicator::share_payload(size_t bytes, std::shared_ptr<SharingWork
         if (settings().shared_memory)
           tell_why_not(name_, unwilling - making->all.begin(), making->problem);
       } else {
+        fault_point(Fault::kShare);
         making->problem = come_together(making.get());
         making->have = making->problem.ok() ? 1 : 0;
         status =

@@ -84,7 +84,7 @@ class MaskedBufferImpl final : public MaskedBuffer {
   // One transition; false when it has to wait.
   bool advance();
   bool wait_for(const SideJob& job, const char* what);
-  bool may_share();
+  bool may_share() const;
   size_t full_payload_bytes() const;
   void take_next_mask();
   void begin_exchange();
@@ -114,6 +114,7 @@ class MaskedBufferImpl final : public MaskedBuffer {
 
   // ---- what several parts need ----
   Status owed_or_running(const char* what) const;
+  CallTag tag() const;
   kernels::StepParams step_params() const;
   float* residual();
   void keep_skipped_residual();
@@ -168,10 +169,11 @@ class MaskedBufferImpl final : public MaskedBuffer {
 
   // Of the last call, until the next.
   bool skipped_ = false;
-  bool step_owed_ = false;        // fused: adams_step() has not been called yet
-  const float* error_ = nullptr;  // rounding errors of what was sent
-  std::vector<float> payload_;    // u of the masked elements, and the flag
-  std::vector<std::byte> wire_;   // its encoding
+  float last_rate_ = 0, last_decay_ = 0;  // fused: what the last step was given
+  bool step_owed_ = false;                // fused: adams_step() has not been called yet
+  const float* error_ = nullptr;          // rounding errors of what was sent
+  std::vector<float> payload_;            // u of the masked elements, and the flag
+  std::vector<std::byte> wire_;           // its encoding
   // The reduced payload: in payload_, or in what ranks of this host share.
   const float* reduced_ = nullptr;
   std::vector<uint16_t> direct_;  // fused, 16-bit elements: what a direct exchange reduces into

@@ -51,9 +51,8 @@ Status MaskedBufferImpl::start_direct(WorkPtr* work) {
                      static_cast<uint16_t>(state_.step), ages_.data());
   }
   count_stats([&](scape_stats& stats) { stats.payload_bytes += count_ * kernels::size_of(type_); });
-  const CallTag tag{.registered = !always_dense_, .name = config_.name};
   return communicator_->all_reduce(call_.send, target, count_, data_type_of(config_.dtype),
-                                   call_.reduction, tag, work);
+                                   call_.reduction, tag(), work);
 }
 
 Status MaskedBufferImpl::start_packed(WorkPtr* work) {
@@ -76,13 +75,12 @@ Status MaskedBufferImpl::start_packed(WorkPtr* work) {
   codec.encode(values, ages_.data(), masked_, state_.flag_pending, step_params(), wire);
   error_ = codec.error();
   count_stats([&](scape_stats& stats) { stats.payload_bytes += bytes; });
-  const CallTag tag{.registered = true, .name = config_.name};
   if (travels_shared_) {
-    return communicator_->all_reduce(*shared_, masked_ + 1, codec.wire_type(), call_.reduction, tag,
-                                     work);
+    return communicator_->all_reduce(*shared_, masked_ + 1, codec.wire_type(), call_.reduction,
+                                     tag(), work);
   }
-  return communicator_->all_reduce(wire, wire, masked_ + 1, codec.wire_type(), call_.reduction, tag,
-                                   work);
+  return communicator_->all_reduce(wire, wire, masked_ + 1, codec.wire_type(), call_.reduction,
+                                   tag(), work);
 }
 
 size_t MaskedBufferImpl::pack(float* payload) {
@@ -219,6 +217,13 @@ void MaskedBufferImpl::write_skipped_output() {
 }
 
 // ---- what both, and the local steps, need ----
+
+CallTag MaskedBufferImpl::tag() const {
+  return {.registered = !always_dense_,
+          .name = config_.name,
+          .learning_rate = last_rate_,
+          .weight_decay = last_decay_};
+}
 
 kernels::StepParams MaskedBufferImpl::step_params() const {
   kernels::StepParams params;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "plugin/masked/masked_buffer_impl.h"
 
@@ -49,8 +50,11 @@ Status MaskedBufferImpl::adams_step(float* param, double lr, double weight_decay
 }
 
 void MaskedBufferImpl::do_adams_step(float* param, double lr, double weight_decay) {
+  if (!call_.dense) fault_point(Fault::kStep);
   const uint64_t began = now_ns();
   state_.decay.push(lr, weight_decay);
+  last_rate_ = static_cast<float>(lr);
+  last_decay_ = static_cast<float>(weight_decay);
   if (!skipped_) {
     kernels::StepParams params = step_params();
     params.lr = static_cast<float>(lr);

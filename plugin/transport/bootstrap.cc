@@ -14,6 +14,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/settings.h"
 #include "base/thread.h"
@@ -357,11 +358,12 @@ Status attend_meeting(const Endpoint& root, uint64_t cookie, const Attendance& m
       recv_all(socket, &nod, sizeof nod, std::min(deadline, seconds_from_now(kHelloSeconds)));
   if (!status.ok() || nod != kNodMagic) {
     return error(SCAPE_ERR_SYSTEM,
-                 "bootstrap: what listens at %s does not know this unique id: it was used before; "
-                 "make a new id for "
-                 "each communicator",
+                 "bootstrap: what listens at %s does not answer to this unique id: it was used "
+                 "before, or the process that made it has ended; make a new id for each "
+                 "communicator",
                  root.text().c_str());
   }
+  fault_point(Fault::kMeeting);
   uint64_t length = 0;
   // The root names who is missing when the time is over: give it the chance.
   const Deadline patient = deadline + std::chrono::seconds(5);

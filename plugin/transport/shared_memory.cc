@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -95,6 +96,14 @@ Status SharedMemory::map(size_t bytes) {
 Status SharedMemory::create(size_t bytes, std::unique_ptr<SharedMemory>* out) {
   std::unique_ptr<SharedMemory> memory(new SharedMemory);
   SCAPE_RETURN_IF_ERROR(random_cookie(&memory->ticket_.secret));
+  // Beyond it the system would end the process instead of refusing.
+  rlimit largest{};
+  if (::getrlimit(RLIMIT_FSIZE, &largest) == 0 && largest.rlim_cur < bytes + kPage) {
+    return error(SCAPE_ERR_SYSTEM,
+                 "shared memory: %zu bytes are more than the process may give a file (%llu); raise "
+                 "that limit (ulimit -f), or set SCAPE_SHARED_MEMORY=0",
+                 bytes, static_cast<unsigned long long>(largest.rlim_cur));
+  }
   memory->descriptor_ = ::memfd_create("scape", MFD_CLOEXEC);
   if (memory->descriptor_ < 0 || ::fchmod(memory->descriptor_, 0600) != 0 ||
       ::ftruncate(memory->descriptor_, static_cast<off_t>(bytes + kPage)) != 0) {

@@ -1,6 +1,7 @@
 // Memory that ranks of one host share: the memory itself, and payloads in it.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -68,6 +69,19 @@ TEST(SharedMemory, ThatCannotBeHadIsNamedInBytes) {
   EXPECT_EQ(status.code(), SCAPE_ERR_MEMORY);
   EXPECT_TRUE(contains(status.message(), std::to_string(bytes))) << status.message();
   EXPECT_TRUE(contains(status.message(), "SCAPE_SHARED_MEMORY=0")) << status.message();
+}
+
+TEST(SharedMemory, BeyondTheLimitOfFilesIsRefused) {
+  const auto results = run_ranks(1, [](int, int) -> std::string {
+    const rlimit small{1 << 20, 1 << 20};
+    SCAPE_RANK_EXPECT(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+    std::unique_ptr<SharedMemory> made;
+    SCAPE_RANK_OK(SharedMemory::create(1000, &made));
+    const Status status = SharedMemory::create(2 << 20, &made);
+    SCAPE_RANK_EXPECT(contains(status.message(), "ulimit -f"));
+    return {};
+  });
+  EXPECT_TRUE(all_well(results)) << text_of(results);
 }
 
 // ---- payloads ----
