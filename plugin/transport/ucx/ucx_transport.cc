@@ -440,18 +440,18 @@ Status devices(std::vector<TransportDevice>* out) {
   std::vector<TransportDevice> loopback, memory;
   for (const auto& [transport, device] : resources_of(context->handle())) {
     static constexpr std::string_view kFabrics[] = {"rc", "dc", "ud"};
+    const std::string_view kind = transport;
     const bool fabric =
-        std::any_of(std::begin(kFabrics), std::end(kFabrics), [&](std::string_view start) {
-          return std::string_view(transport).substr(0, start.size()) == start;
-        });
+        std::any_of(std::begin(kFabrics), std::end(kFabrics),
+                    [kind](std::string_view start) { return kind.starts_with(start); });
     const bool shared = device == kMemoryDevice;
     if (!fabric && transport != "tcp" && !shared) continue;
     if (transport == "tcp" && !filter.admits(device)) continue;
     const bool is_loopback = device == "lo" && (filter.exclude || filter.names.empty());
     auto& list = shared ? memory : is_loopback ? loopback : *out;
-    const auto found = std::find_if(list.begin(), list.end(), [&](const TransportDevice& known) {
-      return known.name == device;
-    });
+    const auto found =
+        std::find_if(list.begin(), list.end(),
+                     [&name = device](const TransportDevice& known) { return known.name == name; });
     if (found == list.end()) list.push_back({device, transport, !shared, fabric, SIZE_MAX});
   }
   std::stable_partition(out->begin(), out->end(),
