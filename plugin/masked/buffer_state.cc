@@ -6,7 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "plugin/masked/crc.h"
+#include "base/crc.h"
 
 namespace scape::plugin {
 namespace {

@@ -5,14 +5,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "base/crc.h"
 #include "plugin/masked/agreement.h"
 #include "plugin/masked/buffer_state.h"
-#include "plugin/masked/crc.h"
 #include "plugin/masked/decay_table.h"
 #include "plugin/masked/mask_code.h"
 #include "plugin/masked/payload_codec.h"
