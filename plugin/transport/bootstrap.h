@@ -19,7 +19,7 @@ namespace scape::plugin {
 
 // What a unique id says.
 struct Invitation {
-  static constexpr uint16_t kVersion = 1;
+  static constexpr uint16_t kVersion = 2;
   static constexpr uint8_t kHostMode = 1;
 
   uint16_t version = kVersion;

@@ -84,6 +84,7 @@ class WireReader {
     return endpoint;
   }
   bool ok() const { return ok_; }
+  size_t left() const { return bytes_.size(); }
 
  private:
   void take(void* out, size_t length) {

@@ -25,6 +25,7 @@
 #include "base/log.h"
 #include "base/settings.h"
 #include "plugin/transport/descriptors.h"
+#include "plugin/transport/peer_address.h"
 #include "plugin/transport/socket.h"
 #include "plugin/transport/traffic.h"
 #include "plugin/transport/transport.h"
@@ -165,19 +166,28 @@ class UcxTransport final : public Transport {
 
   Status address(std::vector<std::byte>* out) override {
     const auto* bytes = reinterpret_cast<const std::byte*>(address_);
-    out->assign(bytes, bytes + address_bytes_);
+    *out = seal_address({std::string(name()), "", {bytes, bytes + address_bytes_}});
     return Status::Ok();
   }
 
   Status connect(std::span<const std::vector<std::byte>> addresses) override {
-    addresses_.assign(addresses.begin(), addresses.end());
-    endpoints_.assign(addresses.size(), nullptr);
+    for (size_t rank = 0; rank < addresses.size(); ++rank) {
+      int peer = -1;
+      SCAPE_RETURN_IF_ERROR(add_peer(addresses[rank], format("rank %zu", rank), &peer));
+    }
     return Status::Ok();
   }
 
-  Status add_peer(const std::vector<std::byte>& address, const std::string&, int* peer) override {
+  Status add_peer(const std::vector<std::byte>& address, const std::string& who,
+                  int* peer) override {
+    PeerAddress theirs;
+    SCAPE_RETURN_IF_ERROR(unseal_address(address, who, &theirs));
+    if (theirs.provider != name()) {
+      return error(SCAPE_ERR_MISMATCH, "ucx: %s has an address of %s; set SCAPE_TRANSPORT alike",
+                   who.c_str(), theirs.provider.c_str());
+    }
     *peer = static_cast<int>(addresses_.size());
-    addresses_.push_back(address);
+    addresses_.push_back(std::move(theirs.bytes));
     endpoints_.push_back(nullptr);
     return Status::Ok();
   }
