@@ -309,6 +309,31 @@ TEST_F(SavedState, IsRefusedWholeWhenAnyByteIsDamagedOrMissing) {
   }
 }
 
+TEST_F(SavedState, IsRefusedWhereNoCallCouldHaveLeftIt) {
+  const auto refused = [&](const char* what, const std::function<void(BufferState*)>& change) {
+    BufferState changed = state_;
+    change(&changed);
+    std::vector<std::byte> bytes;
+    save_state(owner(), changed, residual_.data(), &bytes);
+    expect_refused(owner(), bytes, what);
+  };
+  const uint64_t beyond = uint64_t{1} << (kCount % 64);
+  refused("bits beyond its end", [&](BufferState* state) { state->mask.back() |= beyond; });
+  refused("bits beyond its end", [&](BufferState* state) {
+    // Still of the right number.
+    state->next.back() &= state->next.back() - 1;
+    state->next.back() |= beyond;
+  });
+  refused("impossible size", [](BufferState* state) { state->last.clear(); });
+  refused("its reduction", [](BufferState* state) { state->reduction.op = ReduceOp::kMax; });
+  refused("its reduction",
+          [](BufferState* state) { state->reduction.op = static_cast<ReduceOp>(99); });
+  refused("a decay", [](BufferState* state) { state->decay.restore({0.5, 1.5}); });
+  refused("a decay", [](BufferState* state) {
+    state->decay.restore({std::numeric_limits<double>::quiet_NaN()});
+  });
+}
+
 TEST_F(SavedState, IsRefusedElsewhereThanWhereItWasSaved) {
   expect_refused({config_, kCount, 1, 2}, saved_, "rank 0, but here it is 1");
   expect_refused({config_, kCount, 0, 3}, saved_, "world size 2, but here it is 3");
