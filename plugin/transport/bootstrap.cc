@@ -79,6 +79,10 @@ bool has_gone(const Socket& socket) {
 
 // Compares a rank with the first that came; ok when they agree.
 Status compare(const Attendance& first, const Attendance& other) {
+  if (first.size < 1 || first.size > kMaxRanks) {
+    return error(SCAPE_ERR_ARGUMENT, "rank %d gives %d ranks; a communicator has 1 to %d",
+                 first.rank, first.size, kMaxRanks);
+  }
   if (other.size != first.size) {
     return error(SCAPE_ERR_MISMATCH,
                  "rank %d gives %d ranks, rank %d gives %d; start all with one number", first.rank,
@@ -235,6 +239,13 @@ Status introduce(const Endpoint& to, uint64_t cookie, const std::vector<std::byt
   return Status::Ok();
 }
 
+Status await_nod(const Socket& socket, Deadline deadline) {
+  uint64_t nod = 0;
+  SCAPE_RETURN_IF_ERROR(recv_all(socket, &nod, sizeof nod, deadline));
+  if (nod == kNodMagic) return Status::Ok();
+  return error(SCAPE_ERR_REMOTE, "bootstrap: what answers is not scape");
+}
+
 void serve_meeting(const Socket& listener, const std::vector<Address>& addresses, uint64_t cookie,
                    double first_wait_s, double rest_wait_s, int stop) {
   struct Rank {
@@ -352,10 +363,8 @@ Status attend_meeting(const Endpoint& root, uint64_t cookie, const Attendance& m
                  "ended; make a new id for each communicator",
                  root.text().c_str());
   }
-  uint64_t nod = 0;
-  Status status =
-      recv_all(socket, &nod, sizeof nod, std::min(deadline, seconds_from_now(kHelloSeconds)));
-  if (!status.ok() || nod != kNodMagic) {
+  Status status = await_nod(socket, std::min(deadline, seconds_from_now(kHelloSeconds)));
+  if (!status.ok()) {
     return error(SCAPE_ERR_SYSTEM,
                  "bootstrap: what listens at %s does not know this unique id: it was used before; "
                  "make a new id for "
@@ -374,12 +383,17 @@ Status attend_meeting(const Endpoint& root, uint64_t cookie, const Attendance& m
         "made the unique id",
         root.text().c_str(), status.ok() ? "its reply is damaged" : status.message().c_str());
   }
-  std::vector<std::byte> reply(length);
-  SCAPE_RETURN_IF_ERROR(recv_all(socket, reply.data(), reply.size(), patient));
+  // It grows with what comes: a stranger's word on its length takes no memory.
+  std::vector<std::byte> reply;
+  while (reply.size() < length) {
+    const size_t have = reply.size();
+    reply.resize(std::min<size_t>(length, have + kMaxBody));
+    SCAPE_RETURN_IF_ERROR(recv_all(socket, reply.data() + have, reply.size() - have, patient));
+  }
   WireReader reader(reply);
-  const auto code = static_cast<scape_status>(reader.get<int32_t>());
+  const auto code = reader.get<int32_t>();
   const std::string message = reader.get_text();
-  if (code != SCAPE_OK) return error(code, "bootstrap: %s", message.c_str());
+  if (code != SCAPE_OK) return told_error(code, "bootstrap: " + message);
   members->clear();
   for (int r = 0; r < mine.size; ++r) {
     Member member;

@@ -35,6 +35,9 @@ struct Invitation {
 // 64 bits from the system's random source.
 Status random_cookie(uint64_t* out);
 
+// The most ranks that a communicator can have.
+inline constexpr int kMaxRanks = 1 << 14;
+
 // What one rank brings to the meeting.
 struct Attendance {
   int rank = 0;
@@ -80,10 +83,11 @@ class Doorman {
   std::vector<Visitor> visitors_;
 };
 
-// The visitor's side: connects, says hello and waits for the doorman's nod. `refused` tells that
-// nothing listens there.
+// The visitor's side: connects and says hello. `refused` tells that nothing listens there.
 Status introduce(const Endpoint& to, uint64_t cookie, const std::vector<std::byte>& body,
                  Deadline deadline, Socket* out, bool* refused = nullptr);
+// Then waits for the doorman's nod; an error where the other side goes, or is no doorman.
+Status await_nod(const Socket& socket, Deadline deadline);
 
 // Serves one meeting at the listener: returns when all ranks have the list, or have been told why
 // there will be none. first_wait_s bounds the wait for the first rank, rest_wait_s that for the
