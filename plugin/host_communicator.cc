@@ -71,23 +71,6 @@ bool has_root(Call call) {
   return call == kBroadcast || call == kReduce || call == kGather || call == kScatter;
 }
 
-std::string describe(const Descriptor& descriptor) {
-  const Call call = static_cast<Call>(descriptor.operation);
-  std::string text =
-      format("%s(count %llu, %s", name_of(call), static_cast<unsigned long long>(descriptor.count),
-             name_of(static_cast<DataType>(descriptor.type)));
-  if (has_op(call)) text += format(", %s", name_of(static_cast<ReduceOp>(descriptor.op)));
-  if (has_root(call)) text += format(", root %d", descriptor.root);
-  if (descriptor.registered != 0) {
-    text += format(", registered as \"%.*s\"", static_cast<int>(sizeof descriptor.name),
-                   descriptor.name);
-  }
-  if (call == kAllGatherV)
-    text +=
-        format(", counts #%06llx", static_cast<unsigned long long>(descriptor.extra & 0xffffff));
-  return text + ")";
-}
-
 // A call that has not ended for this long tells the neighbours what it is.
 constexpr auto kStall = std::chrono::milliseconds(100);
 // Where a transport cannot wake anybody, its owner looks at it this often.
@@ -303,7 +286,7 @@ HostCommunicator::HostCommunicator(int rank, int size, uint64_t cookie, int chan
       executor_(std::make_unique<Executor>(std::move(transport))),
       sent_(static_cast<size_t>(size)),
       received_(static_cast<size_t>(size)) {
-  if (lifeline_ != nullptr) lifeline_->set_describe(&describe);
+  if (lifeline_ != nullptr) lifeline_->set_describe(&describe_call);
   Registry& registry = Registry::instance();
   std::lock_guard<std::mutex> lock(registry.mutex);
   registry.alive.insert(this);
@@ -1000,6 +983,23 @@ Status grow_communicator(Communicator* parent, const UniqueId* id, int rank, int
   }
   const auto root = std::find_if(all.begin(), all.end(), present);
   return create_communicator(root->id, parent->rank(), size, out);
+}
+
+std::string describe_call(const Descriptor& descriptor) {
+  const Call call = static_cast<Call>(descriptor.operation);
+  std::string text =
+      format("%s(count %llu, %s", name_of(call), static_cast<unsigned long long>(descriptor.count),
+             name_of(static_cast<DataType>(descriptor.type)));
+  if (has_op(call)) text += format(", %s", name_of(static_cast<ReduceOp>(descriptor.op)));
+  if (has_root(call)) text += format(", root %d", descriptor.root);
+  if (descriptor.registered != 0) {
+    text += format(", registered as \"%.*s\"", static_cast<int>(sizeof descriptor.name),
+                   descriptor.name);
+  }
+  if (call == kAllGatherV)
+    text +=
+        format(", counts #%06llx", static_cast<unsigned long long>(descriptor.extra & 0xffffff));
+  return text + ")";
 }
 
 ByteCounters process_counters() {
