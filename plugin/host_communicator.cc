@@ -52,34 +52,13 @@ bool has_root(Call call) {
   return call == kBroadcast || call == kReduce || call == kGather || call == kScatter;
 }
 
-std::string describe(const Descriptor& descriptor) {
-  const Call call = static_cast<Call>(descriptor.operation);
-  std::string text =
-      format("%s(count %llu, %s", name_of(call), static_cast<unsigned long long>(descriptor.count),
-             name_of(static_cast<DataType>(descriptor.type)));
-  if (has_op(call)) text += format(", %s", name_of(static_cast<ReduceOp>(descriptor.op)));
-  if (has_root(call)) text += format(", root %d", descriptor.root);
-  if (descriptor.registered != 0) {
-    text += format(", registered as \"%.*s\"", static_cast<int>(sizeof descriptor.name),
-                   descriptor.name);
-  }
-  if (descriptor.learning_rate != 0 || descriptor.weight_decay != 0) {
-    text += format(", last step with lr %.9g, weight decay %.9g",
-                   static_cast<double>(descriptor.learning_rate),
-                   static_cast<double>(descriptor.weight_decay));
-  }
-  if (call == kAllGatherV)
-    text +=
-        format(", counts #%06llx", static_cast<unsigned long long>(descriptor.extra & 0xffffff));
-  return text + ")";
-}
-
 // A call that has not ended for this long tells the neighbours what it is.
 constexpr auto kStall = std::chrono::milliseconds(100);
 // Where a transport cannot wake anybody, its owner looks at it this often.
 constexpr int kLookAgainMs = 1;
 constexpr auto kTimeToHearOfACause = std::chrono::seconds(2);
 constexpr int kFlushMs = 2000;
+static_assert(kMaxRanks == 1 << TagSpace::kRankBits);
 constexpr size_t kMaxMessage = size_t{512} << 20;
 
 // ---- counters of the process ----
@@ -127,7 +106,7 @@ HostCommunicator::HostCommunicator(int rank, int size, uint64_t cookie, int chan
       executor_(std::make_unique<Executor>(std::move(transport))),
       sent_(static_cast<size_t>(size)),
       received_(static_cast<size_t>(size)) {
-  if (lifeline_ != nullptr) lifeline_->set_describe(&describe);
+  if (lifeline_ != nullptr) lifeline_->set_describe(&describe_call);
   Registry& registry = Registry::instance();
   std::lock_guard<std::mutex> lock(registry.mutex);
   registry.alive.insert(this);
@@ -573,6 +552,28 @@ Status HostCommunicator::self_message(bool sending, std::byte* data, size_t byte
   mine->end(status);
   return Status::Ok();
 }
+std::string describe_call(const Descriptor& descriptor) {
+  const Call call = static_cast<Call>(descriptor.operation);
+  std::string text =
+      format("%s(count %llu, %s", name_of(call), static_cast<unsigned long long>(descriptor.count),
+             name_of(static_cast<DataType>(descriptor.type)));
+  if (has_op(call)) text += format(", %s", name_of(static_cast<ReduceOp>(descriptor.op)));
+  if (has_root(call)) text += format(", root %d", descriptor.root);
+  if (descriptor.registered != 0) {
+    text += format(", registered as \"%.*s\"", static_cast<int>(sizeof descriptor.name),
+                   descriptor.name);
+  }
+  if (descriptor.learning_rate != 0 || descriptor.weight_decay != 0) {
+    text += format(", last step with lr %.9g, weight decay %.9g",
+                   static_cast<double>(descriptor.learning_rate),
+                   static_cast<double>(descriptor.weight_decay));
+  }
+  if (call == kAllGatherV)
+    text +=
+        format(", counts #%06llx", static_cast<unsigned long long>(descriptor.extra & 0xffffff));
+  return text + ")";
+}
+
 ByteCounters process_counters() {
   Registry& registry = Registry::instance();
   std::lock_guard<std::mutex> lock(registry.mutex);

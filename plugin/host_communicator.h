@@ -5,8 +5,10 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "plugin/communicator.h"
+#include "plugin/transport/lifeline.h"
 
 namespace scape::plugin {
 
@@ -49,6 +51,10 @@ Status shrink_communicator(Communicator& parent, std::span<const int> excluded,
 // size .. size - 1.
 Status grow_communicator(Communicator* parent, const UniqueId* id, int rank, int size,
                          std::shared_ptr<Communicator>* out);
+
+// How a call reads in messages: "AllReduce(count 4, float32, sum)". Any bytes have a description: a
+// peer's may be anything.
+std::string describe_call(const Descriptor& descriptor);
 
 // Bytes moved by all transports of the process so far.
 ByteCounters process_counters();

@@ -15,7 +15,6 @@
 namespace scape::plugin {
 namespace {
 
-constexpr size_t kMaxRanks = size_t{1} << TagSpace::kRankBits;
 constexpr size_t kAddressSlot = size_t{16} << 10;
 
 // Serves a meeting beside the caller's own attendance.
@@ -75,10 +74,9 @@ Status establish(const Endpoint& root, uint64_t cookie, int rank, int size,
 }
 
 Status check_rank(int rank, int size) {
-  if (size >= 1 && static_cast<size_t>(size) <= kMaxRanks && rank >= 0 && rank < size)
-    return Status::Ok();
+  if (size >= 1 && size <= kMaxRanks && rank >= 0 && rank < size) return Status::Ok();
   return error(SCAPE_ERR_ARGUMENT,
-               "rank %d of %d is not possible: ranks are 0 .. size - 1, sizes 1 .. %zu", rank, size,
+               "rank %d of %d is not possible: ranks are 0 .. size - 1, sizes 1 .. %d", rank, size,
                kMaxRanks);
 }
 

@@ -25,7 +25,6 @@ namespace {
 
 constexpr uint64_t kIdMagic = 0x3144494550414353;     // "SCAPEID1"
 constexpr uint64_t kHelloMagic = 0x314f4c4c45484353;  // "SCHELLO1"
-constexpr uint64_t kNodMagic = 0x3131444f4e414353;    // "SCANOD11"
 constexpr size_t kMaxBody = size_t{64} << 10;
 constexpr size_t kMaxVisitors = 256;  // not yet introduced, at once
 constexpr double kHelloSeconds = 5;   // to say hello in
@@ -80,6 +79,10 @@ bool has_gone(const Socket& socket) {
 
 // Compares a rank with the first that came; ok when they agree.
 Status compare(const Attendance& first, const Attendance& other) {
+  if (first.size < 1 || first.size > kMaxRanks) {
+    return error(SCAPE_ERR_ARGUMENT, "rank %d gives %d ranks; a communicator has 1 to %d",
+                 first.rank, first.size, kMaxRanks);
+  }
   if (other.size != first.size) {
     return error(SCAPE_ERR_MISMATCH,
                  "rank %d gives %d ranks, rank %d gives %d; start all with one number", first.rank,
@@ -164,7 +167,7 @@ bool Doorman::listen_to(Visitor* visitor, std::vector<Guest>* guests) {
       Guest guest;
       guest.body.assign(visitor->bytes.begin() + kHelloBytes, visitor->bytes.end());
       // The nod tells the visitor that it is at the right door.
-      const Status sent = send_all(visitor->socket, &kNodMagic, sizeof kNodMagic, Clock::now());
+      const Status sent = send_all(visitor->socket, &kNod, sizeof kNod, Clock::now());
       guest.socket = std::move(visitor->socket);
       if (sent.ok()) guests->push_back(std::move(guest));
       return false;
@@ -234,6 +237,13 @@ Status introduce(const Endpoint& to, uint64_t cookie, const std::vector<std::byt
   SCAPE_RETURN_IF_ERROR(send_all(socket, hello.bytes().data(), hello.bytes().size(), deadline));
   *out = std::move(socket);
   return Status::Ok();
+}
+
+Status await_nod(const Socket& socket, Deadline deadline) {
+  uint64_t nod = 0;
+  SCAPE_RETURN_IF_ERROR(recv_all(socket, &nod, sizeof nod, deadline));
+  if (nod == kNod) return Status::Ok();
+  return error(SCAPE_ERR_REMOTE, "bootstrap: what answers is not scape");
 }
 
 void serve_meeting(const Socket& listener, const std::vector<Address>& addresses, uint64_t cookie,
@@ -353,10 +363,8 @@ Status attend_meeting(const Endpoint& root, uint64_t cookie, const Attendance& m
                  "ended; make a new id for each communicator",
                  root.text().c_str());
   }
-  uint64_t nod = 0;
-  Status status =
-      recv_all(socket, &nod, sizeof nod, std::min(deadline, seconds_from_now(kHelloSeconds)));
-  if (!status.ok() || nod != kNodMagic) {
+  Status status = await_nod(socket, std::min(deadline, seconds_from_now(kHelloSeconds)));
+  if (!status.ok()) {
     return error(SCAPE_ERR_SYSTEM,
                  "bootstrap: what listens at %s does not answer to this unique id: it was used "
                  "before, or the process that made it has ended; make a new id for each "
@@ -376,12 +384,17 @@ Status attend_meeting(const Endpoint& root, uint64_t cookie, const Attendance& m
         "made the unique id",
         root.text().c_str(), status.ok() ? "its reply is damaged" : status.message().c_str());
   }
-  std::vector<std::byte> reply(length);
-  SCAPE_RETURN_IF_ERROR(recv_all(socket, reply.data(), reply.size(), patient));
+  // It grows with what comes: a stranger's word on its length takes no memory.
+  std::vector<std::byte> reply;
+  while (reply.size() < length) {
+    const size_t have = reply.size();
+    reply.resize(std::min<size_t>(length, have + kMaxBody));
+    SCAPE_RETURN_IF_ERROR(recv_all(socket, reply.data() + have, reply.size() - have, patient));
+  }
   WireReader reader(reply);
-  const auto code = static_cast<scape_status>(reader.get<int32_t>());
+  const auto code = reader.get<int32_t>();
   const std::string message = reader.get_text();
-  if (code != SCAPE_OK) return error(code, "bootstrap: %s", message.c_str());
+  if (code != SCAPE_OK) return told_error(code, "bootstrap: " + message);
   members->clear();
   for (int r = 0; r < mine.size; ++r) {
     Member member;

@@ -33,6 +33,10 @@ constexpr int64_t kPollEveryNs = 1'000'000;
 constexpr auto kLookAfter = std::chrono::seconds(1);
 constexpr auto kLinger = std::chrono::seconds(1);
 constexpr size_t kMaxQueued = size_t{256} << 10;
+// Taken from a peer at once; what is more waits for the next time.
+constexpr size_t kMaxTaken = size_t{64} << 10;
+// Descriptors kept of calls that this rank has not made yet, over all peers.
+constexpr size_t kMaxEarly = size_t{64} << 10;
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch())
@@ -216,7 +220,7 @@ void Lifeline::poll(bool always) {
 void Lifeline::read_link(Link* link) {
   flush_link(link);
   bool closed = false;
-  while (link->socket.valid() && !closed) {
+  while (link->socket.valid() && !closed && link->in.size() < kMaxTaken) {
     std::byte buffer[4096];
     const ssize_t got = ::recv(link->socket.fd(), buffer, sizeof buffer, 0);
     if (got > 0) {
@@ -231,6 +235,7 @@ void Lifeline::read_link(Link* link) {
   if (!link->nodded && link->in.size() >= sizeof(uint64_t)) {
     at = sizeof(uint64_t);
     link->nodded = true;
+    closed = closed || std::memcmp(link->in.data(), &kNod, sizeof kNod) != 0;
   }
   while (link->nodded && link->in.size() - at >= sizeof(FrameHeader)) {
     FrameHeader header;
@@ -256,7 +261,7 @@ void Lifeline::handle_frame(Link* link, uint8_t kind, uint8_t channel, int32_t r
   switch (kind) {
     case kFailure: {
       const std::string message(reinterpret_cast<const char*>(body.data()), body.size());
-      record_failure(Status(static_cast<scape_status>(code), message), link);
+      record_failure(told_error(code, message), link);
       break;
     }
     case kDescriptor: {
@@ -265,7 +270,7 @@ void Lifeline::handle_frame(Link* link, uint8_t kind, uint8_t channel, int32_t r
       std::memcpy(&theirs, body.data(), sizeof theirs);
       Channel& mine = channels_[channel];
       if (theirs.call >= mine.calls) {
-        mine.early[{link->rank, theirs.call}] = theirs;
+        if (mine.early.size() < kMaxEarly) mine.early[{theirs.call, link->rank}] = theirs;
       } else if (mine.calls - theirs.call <= mine.history.size()) {
         compare(mine.history[theirs.call % mine.history.size()], link->rank, theirs);
       }
@@ -349,14 +354,10 @@ void Lifeline::started(int channel, const Descriptor& descriptor) {
   Channel& mine = channels_[static_cast<size_t>(channel)];
   mine.history[descriptor.call % mine.history.size()] = descriptor;
   mine.calls = descriptor.call + 1;
-  while (!mine.early.empty()) {
-    const auto found = std::find_if(mine.early.begin(), mine.early.end(), [&](const auto& entry) {
-      return entry.first.second <= descriptor.call;
-    });
-    if (found == mine.early.end()) break;
-    const auto [key, theirs] = *found;
-    mine.early.erase(found);
-    if (key.second == descriptor.call) compare(descriptor, key.first, theirs);
+  while (!mine.early.empty() && mine.early.begin()->first.first <= descriptor.call) {
+    const auto [key, theirs] = *mine.early.begin();
+    mine.early.erase(mine.early.begin());
+    if (key.first == descriptor.call) compare(descriptor, key.second, theirs);
   }
 }
 

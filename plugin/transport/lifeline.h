@@ -108,8 +108,8 @@ class Lifeline {
   struct Channel {
     uint64_t calls = 0;  // so far
     std::array<Descriptor, 256> history{};
-    std::map<std::pair<int, uint64_t>, Descriptor>
-        early;  // of calls that this rank has not made yet
+    // Of calls that this rank has not made yet, by call and rank.
+    std::map<std::pair<uint64_t, int>, Descriptor> early;
   };
   struct Gone {
     Clock::time_point when;

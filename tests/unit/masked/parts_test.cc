@@ -5,14 +5,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "base/crc.h"
 #include "plugin/masked/agreement.h"
 #include "plugin/masked/buffer_state.h"
-#include "plugin/masked/crc.h"
 #include "plugin/masked/decay_table.h"
 #include "plugin/masked/mask_code.h"
 #include "plugin/masked/payload_codec.h"
@@ -312,6 +313,31 @@ TEST_F(SavedState, IsRefusedWholeWhenAnyByteIsDamagedOrMissing) {
                                      saved_.begin() + static_cast<std::ptrdiff_t>(size));
     expect_refused(owner(), cut, "damaged");
   }
+}
+
+TEST_F(SavedState, IsRefusedWhereNoCallCouldHaveLeftIt) {
+  const auto refused = [&](const char* what, const std::function<void(BufferState*)>& change) {
+    BufferState changed = state_;
+    change(&changed);
+    std::vector<std::byte> bytes;
+    save_state(owner(), changed, residual_.data(), &bytes);
+    expect_refused(owner(), bytes, what);
+  };
+  const uint64_t beyond = uint64_t{1} << (kCount % 64);
+  refused("bits beyond its end", [&](BufferState* state) { state->mask.back() |= beyond; });
+  refused("bits beyond its end", [&](BufferState* state) {
+    // Still of the right number.
+    state->next.back() &= state->next.back() - 1;
+    state->next.back() |= beyond;
+  });
+  refused("impossible size", [](BufferState* state) { state->last.clear(); });
+  refused("its reduction", [](BufferState* state) { state->reduction.op = ReduceOp::kMax; });
+  refused("its reduction",
+          [](BufferState* state) { state->reduction.op = static_cast<ReduceOp>(99); });
+  refused("a decay", [](BufferState* state) { state->decay.restore({0.5, 1.5}); });
+  refused("a decay", [](BufferState* state) {
+    state->decay.restore({std::numeric_limits<double>::quiet_NaN()});
+  });
 }
 
 TEST_F(SavedState, IsRefusedElsewhereThanWhereItWasSaved) {

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "plugin/masked/crc.h"
+#include "base/crc.h"
 #include "simulation.h"
 
 namespace scape::plugin::test {

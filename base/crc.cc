@@ -1,9 +1,9 @@
-#include "plugin/masked/crc.h"
+#include "base/crc.h"
 
 #include <array>
 #include <cstring>
 
-namespace scape::plugin {
+namespace scape {
 namespace {
 
 constexpr uint32_t kPolynomial = 0xedb88320u;
@@ -44,4 +44,4 @@ uint32_t crc32(uint32_t crc, const void* data, size_t size) {
   return ~crc;
 }
 
-}  // namespace scape::plugin
+}  // namespace scape

@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace scape::plugin {
+namespace scape {
 
 // Continues from `crc`, the result for the bytes before these; 0 at the beginning.
 uint32_t crc32(uint32_t crc, const void* data, size_t size);
 
-}  // namespace scape::plugin
+}  // namespace scape
