@@ -7,8 +7,8 @@
 namespace scape::perf {
 
 namespace {
-// More than a message on its way needs.
-constexpr uint64_t kPatienceNs = 20 * 1000;
+// More than most messages on their way need.
+constexpr uint64_t kPatienceNs = 1000 * 1000;
 }  // namespace
 
 void Idle::wait() {
