@@ -156,35 +156,36 @@ class Single {
 
 }  // namespace
 
-// Receives stand ready before the message that they are for can come.
+// Receives stand ready before the message that they are for can come, posted when a message has
+// just left and there is nothing else to do.
 Status ping_pong(Carrier* carrier, const Course& course, bool first, size_t bytes, long count,
                  std::vector<double>* times_ns, uint64_t* wrong_sizes) {
   Single single(carrier, &course, bytes);
   Request sent, received[2];
   times_ns->clear();
-  if (first) {
-    times_ns->reserve(static_cast<size_t>(count));
-  } else {
-    SCAPE_RETURN_IF_ERROR(single.receive(0, &received[0]));
+  if (first) times_ns->reserve(static_cast<size_t>(count));
+  const long ahead = first ? 1 : 2;
+  for (long i = 0; i < std::min(ahead, count); ++i) {
+    SCAPE_RETURN_IF_ERROR(single.receive(i, &received[i]));
   }
   uint64_t before = now_ns();
   for (long i = 0; i < count; ++i) {
     Request* const mine = &received[i % 2];
-    if (first) {
-      SCAPE_RETURN_IF_ERROR(single.receive(i, mine));
-      SCAPE_RETURN_IF_ERROR(single.send(i, &sent));
-      SCAPE_RETURN_IF_ERROR(single.wait(&sent));
+    if (!first) {
       SCAPE_RETURN_IF_ERROR(single.wait(mine));
-      const uint64_t now = now_ns();
-      times_ns->push_back(static_cast<double>(now - before));
-      before = now;
-    } else {
-      SCAPE_RETURN_IF_ERROR(single.wait(mine));
-      if (i + 1 < count) SCAPE_RETURN_IF_ERROR(single.receive(i + 1, &received[(i + 1) % 2]));
-      SCAPE_RETURN_IF_ERROR(single.send(i, &sent));
-      SCAPE_RETURN_IF_ERROR(single.wait(&sent));
+      *wrong_sizes += mine->sizes[0] != bytes;
     }
+    SCAPE_RETURN_IF_ERROR(single.send(i, &sent));
+    if (i + ahead < count) {
+      SCAPE_RETURN_IF_ERROR(single.receive(i + ahead, &received[(i + ahead) % 2]));
+    }
+    SCAPE_RETURN_IF_ERROR(single.wait(&sent));
+    if (!first) continue;
+    SCAPE_RETURN_IF_ERROR(single.wait(mine));
     *wrong_sizes += mine->sizes[0] != bytes;
+    const uint64_t now = now_ns();
+    times_ns->push_back(static_cast<double>(now - before));
+    before = now;
   }
   return Status::Ok();
 }
