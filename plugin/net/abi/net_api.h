@@ -1,7 +1,7 @@
 /* The plugin as NCCL sees it: looked up by name, one of its versions, called through that version's
  * signatures. What a version lacks is left out; the rest looks the same here. */
-#ifndef SCAPE_TESTS_NET_API_H
-#define SCAPE_TESTS_NET_API_H
+#ifndef SCAPE_PLUGIN_NET_ABI_NET_API_H
+#define SCAPE_PLUGIN_NET_ABI_NET_API_H
 
 #include "plugin/net/abi/net_v10.h"
 #include "plugin/net/abi/net_v11.h"
@@ -20,8 +20,14 @@ struct api {
   void* context; /* from version 11 on */
 };
 
-/* 0 when the library has a table of this version. */
-int api_open(struct api* api, const char* path, int version);
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Null, or why the library cannot be loaded. */
+const char* api_load(struct api* api, const char* path);
+/* 0 when it has a table of this version. */
+int api_choose(struct api* api, int version);
 void api_close(struct api* api);
 
 const char* api_name(const struct api* api);
@@ -47,5 +53,9 @@ int api_close_receive(const struct api* api, void* comm);
 int api_close_listen(const struct api* api, void* comm);
 /* Success where the version has no such call. */
 int api_finalize(struct api* api);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -1,4 +1,4 @@
-#include "tests/functional/net/net_api.h"
+#include "plugin/net/abi/net_api.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -24,16 +24,16 @@
       return CALL(TABLE(12)); \
   }
 
-int api_open(struct api* api, const char* path, int version) {
-  char symbol[32];
+const char* api_load(struct api* api, const char* path) {
   memset(api, 0, sizeof *api);
-  api->version = version;
   api->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (api->library == NULL) {
-    fprintf(stderr, "%s\n", dlerror());
-    return 1;
-  }
+  return api->library == NULL ? dlerror() : NULL;
+}
+
+int api_choose(struct api* api, int version) {
+  char symbol[32];
   snprintf(symbol, sizeof symbol, "ncclNetPlugin_v%d", version);
+  api->version = version;
   api->table = dlsym(api->library, symbol);
   return api->table == NULL;
 }
