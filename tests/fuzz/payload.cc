@@ -18,9 +18,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<uint16_t> ages(k);
   for (uint16_t& age : ages) age = input.number<uint16_t>();
   std::vector<float> values(k + 1);
-  void* const wire = codec->encode(values.data(), ages.data(), k, (choice & 4) != 0, params);
-  const std::span<const std::byte> reduced = input.take((k + 1) * size_of(codec->wire_type()));
-  if (!reduced.empty()) std::memcpy(wire, reduced.data(), reduced.size());
-  codec->decode(values.data(), ages.data(), k, params);
+  std::vector<std::byte> wire((k + 1) * size_of(codec->wire_type()));
+  codec->encode(values.data(), ages.data(), k, (choice & 4) != 0, params, wire.data());
+  const std::span<const std::byte> reduced = input.take(wire.size());
+  if (!reduced.empty()) std::memcpy(wire.data(), reduced.data(), reduced.size());
+  codec->decode(wire.data(), ages.data(), k, params, values.data());
   return 0;
 }
