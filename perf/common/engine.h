@@ -39,6 +39,9 @@ Status time_calls(Session& session, const std::function<NcclResult()>& call,
 // memcpy of `bytes` by all ranks at once: GB/s of one rank. Collective.
 Status measure_roof(Session& session, size_t bytes, double* gigabytes_per_second);
 
+// The same of a += b over two buffers of `bytes`: what is read and written a second.
+Status measure_stream(Session& session, size_t bytes, double* gigabytes_per_second);
+
 // Transport bytes that this process has sent so far; empty where the library does not tell.
 std::optional<uint64_t> wire_bytes_sent(const NcclLibrary& nccl);
 

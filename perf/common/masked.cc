@@ -144,6 +144,11 @@ class MaskedRun {
     masked.refresh_us = mean(&scape_stats::refresh_ns) / 1e3;
     masked.wait_us = mean(&scape_stats::refresh_wait_ns) / 1e3;
     masked.step_us = mean(&scape_stats::step_ns) / 1e3;
+    if (fused()) {
+      double stream = 0;
+      SCAPE_RETURN_IF_ERROR(measure_stream(session_, count_ * size_of(type_), &stream));
+      masked.memory_us = stream > 0 ? bytes_of_memory(masked.density) / stream / 1e3 : 0;
+    }
     figures->masked = masked;
     const uint64_t met = after.intercepted_calls - before.intercepted_calls;
     const uint64_t compressed = after.sparse_calls - before.sparse_calls;
@@ -162,6 +167,16 @@ class MaskedRun {
     SCAPE_RETURN_IF_ERROR(measure_roof(session_, static_cast<size_t>(payload), &roof));
     figures->roof_percent = roof > 0 ? 100 * figures->bus_bandwidth / roof : 0;
     return Status::Ok();
+  }
+
+  // What a fused call with an internal residual has to read and write (docs/performance.md, "The
+  // bytes of a masked call").
+  double bytes_of_memory(double density) const {
+    const double n = static_cast<double>(count_), k = density * n;
+    const double element = static_cast<double>(size_of(type_));
+    const double touched = 1 - std::pow(1 - density, 32);  // lines of ages with a masked element
+    return (element + 8) * n + n / 4 + 2 * n * touched + 2 * k +
+           4 * k * (3 + 1.0 / session_.control.ranks());
   }
 
   // Sparsity 0 must give the bits of the dense call, here on numbers whose sum depends on its

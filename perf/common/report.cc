@@ -50,6 +50,7 @@ nlohmann::ordered_json to_json(const Figures& figures) {
                         {"unpack", masked.unpack_us},   {"score", masked.score_us},
                         {"refresh", masked.refresh_us}, {"wait", masked.wait_us},
                         {"step", masked.step_us}};
+    json["memory_us"] = masked.memory_us;
   }
   return json;
 }
@@ -73,7 +74,11 @@ void Report::print_header() const {
     std::printf(
         "# Sparsity %g, role %s, payload %s, %lld us between calls. size/time is dense-equivalent: "
         "eqbw; algbw and busbw\n"
-        "# count the payload. Split and bytes are the in-place calls'; refresh runs beside them.\n",
+        "# count the payload. Split and bytes are the in-place calls'; refresh runs beside them. "
+        "xmem: "
+        "time over that of the\n# bytes a fused call has to move, at the rate of a += b by all "
+        "ranks "
+        "at once.\n",
         options_.sparsity, options_.role == SCAPE_ROLE_FUSED ? "fused" : "gradient",
         options_.payload == SCAPE_BFLOAT16 ? "bf16" : "fp32",
         static_cast<long long>(options_.compute_us));
@@ -82,7 +87,8 @@ void Report::print_header() const {
       "# wire: bytes one rank's transport sends a call. %%roof: busbw as a share of memcpy by all "
       "ranks at once, same bytes.\n#\n");
   const char* sparse_names =
-      "  density       wire    eqbw    pack    exch  unpack   score    wait refresh    step  %roof";
+      "  density       wire    eqbw    pack    exch  unpack   score    wait refresh    step  %roof "
+      "  xmem";
   const char* sparse_units =
       "                  (B)  (GB/s)    (us)    (us)    (us)    (us)    (us)    (us)    (us)";
   std::printf("#%63s%41s\n", "out-of-place", "in-place");
@@ -116,7 +122,9 @@ void Report::add(const Line& line) {
                             masked.wait_us, masked.refresh_us, masked.step_us}) {
       std::printf(" %7s", time_text(us).c_str());
     }
-    std::printf("  %5.1f\n", last.roof_percent);
+    std::printf("  %5.1f", last.roof_percent);
+    masked.memory_us > 0 ? std::printf("  %5.2f\n", last.time_us / masked.memory_us)
+                         : std::printf("  %5s\n", "N/A");
   } else {
     std::printf(" %10s  %5.1f\n", wire.c_str(), last.roof_percent);
   }

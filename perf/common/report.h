@@ -23,6 +23,8 @@ struct MaskedFigures {
   double refresh_us = 0;  // in the background
   double wait_us = 0;     // of the call, for the background
   double step_us = 0;     // scape_adams_step(), fused role
+  // What the bytes that a fused call has to move take at the rate of a += b by all ranks at once.
+  double memory_us = 0;
 };
 
 // One half of a line: the call out of place, or in place.
