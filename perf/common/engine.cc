@@ -233,6 +233,8 @@ Status run_table(Session& session, Report& report, Verdict* verdict) {
                                                                  name_of(type), name_of(op)));
           for (const bool in_place : {false, true}) {
             Figures* figures = in_place ? &line.in_place : &line.out_of_place;
+            if (options.sparse && !in_place && options.residual == SCAPE_RESIDUAL_IN_PLACE)
+              continue;
             if (options.sparse) {
               SCAPE_RETURN_IF_ERROR(run_masked(session, shape.argument, type, op, in_place, figures,
                                                &verdict->in_force));

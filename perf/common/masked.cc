@@ -49,6 +49,7 @@ class Registration {
     config.name = "perf";
     config.role = options.role;
     config.payload = options.payload;
+    config.residual = options.residual;
     config.sparsity = options.sparsity;
     config.dense_steps = 1;
     config.ramp_steps = 1;
@@ -118,8 +119,11 @@ class MaskedRun {
     SCAPE_RETURN_IF_ERROR(read_stats(&before));
     const int warmup = session_.options.warmup;
     int calls = 0;
+    // In place, what the next step adds to the residual.
+    const std::vector<std::byte> gradient(at_.send, at_.send + (keeps_in_place() ? count_ * 4 : 0));
     const auto between = [&]() -> Status {
       SCAPE_RETURN_IF_ERROR(after_call());
+      if (keeps_in_place()) add_to_buffer(gradient);
       if (session_.options.compute_us > 0) {
         std::this_thread::sleep_for(std::chrono::microseconds(session_.options.compute_us));
       }
@@ -174,8 +178,10 @@ class MaskedRun {
   double bytes_of_memory(double density) const {
     const double n = static_cast<double>(count_), k = density * n;
     const double element = static_cast<double>(size_of(type_));
-    const double touched = 1 - std::pow(1 - density, 32);  // lines of ages with a masked element
-    return (element + 8) * n + n / 4 + 2 * n * touched + 2 * k +
+    // Cache lines, of so many elements, that hold a masked one.
+    const auto touched = [&](double elements) { return 1 - std::pow(1 - density, elements); };
+    const double pass = keeps_in_place() ? 4 * n * touched(16) : (element + 8) * n;
+    return pass + n / 4 + 2 * n * touched(32) + 2 * k +
            4 * k * (3 + 1.0 / session_.control.ranks());
   }
 
@@ -214,12 +220,19 @@ class MaskedRun {
 
  private:
   bool fused() const { return session_.options.role == SCAPE_ROLE_FUSED; }
+  bool keeps_in_place() const { return session_.options.residual == SCAPE_RESIDUAL_IN_PLACE; }
   bool exact() const { return session_.options.payload == SCAPE_FLOAT32; }
   size_t size_of_payload() const { return exact() ? 4 : 2; }
 
   NcclResult call() {
     return nccl_.all_reduce(at_.send, at_.recv, count_, static_cast<int>(type_),
                             static_cast<NcclRedOp>(op_), session_.comm, nullptr);
+  }
+
+  void add_to_buffer(const std::vector<std::byte>& values) {
+    auto* const buffer = reinterpret_cast<float*>(at_.send);
+    const auto* const added = reinterpret_cast<const float*>(values.data());
+    for (size_t i = 0; i < count_; ++i) buffer[i] += added[i];
   }
 
   // The fused role owes a step after each call.
@@ -274,20 +287,31 @@ class MaskedRun {
         type_, Op::kSum, session_.control.rank(), session_.control.ranks(), session_.seed++,
         std::min(max_integer(type_), kMostPending) / kCheckedCalls, &input));
     const size_t size = size_of(type_);
-    std::memset(at_.recv, 0x5a, count_ * size);
     session_.recv.set_guard(at_.recv, count_ * size);
-    input.input.fill(at_.send, 0, count_);
+    std::vector<std::byte> given(keeps_in_place() ? count_ * size : 0);
+    if (keeps_in_place()) {
+      input.input.fill(given.data(), 0, count_);
+      if (step == 0) std::memset(at_.send, 0, count_ * size);
+      add_to_buffer(given);
+      given.assign(at_.send, at_.send + count_ * size);
+    } else {
+      std::memset(at_.recv, 0x5a, count_ * size);
+      input.input.fill(at_.send, 0, count_);
+    }
     std::vector<std::byte> sum(count_ * size);
     input.expected.fill(sum.data(), 0, count_);
     for (size_t i = 0; i < count_; ++i) {
       pending_[i] += static_cast<float>(decode(type_, load(sum.data(), i, size)));
-      residual_[i] += static_cast<float>(decode(type_, load(at_.send, i, size)));
+      const auto sent = static_cast<float>(decode(type_, load(at_.send, i, size)));
+      residual_[i] = keeps_in_place() ? sent : residual_[i] + sent;
     }
 
     if (const NcclResult result = call(); result != 0) return failure(result);
     if (nccl_.read_mask(at_.send, count_, mask_.data(), mask_.size()) != SCAPE_OK) {
       return scape_error(nccl_, "scape_read_mask");
     }
+    const bool touched =
+        keeps_in_place() && std::memcmp(given.data(), at_.send, count_ * size) != 0;
     SCAPE_RETURN_IF_ERROR(after_call());
     scape_stats after{};
     SCAPE_RETURN_IF_ERROR(read_stats(&after));
@@ -309,7 +333,8 @@ class MaskedRun {
     uint64_t found = wrong_bits(sparse) + session_.recv.broken_guard(at_.recv, count_ * size);
     if (fused()) {
       // The call leaves the gradient alone.
-      found += input.input.count_wrong(at_.send, 0, count_) + wrong_parameters(sparse);
+      found += keeps_in_place() ? touched : input.input.count_wrong(at_.send, 0, count_);
+      found += wrong_parameters(sparse);
     } else {
       found += wrong_outputs(held_by_all);
     }

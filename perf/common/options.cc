@@ -14,7 +14,8 @@ bool parse_options(const Collective& collective, int argc, char** argv, Options*
   CLI::App app(std::string("Measures and checks ") + collective.name() +
                " of the NCCL library in the process, on host memory.\n"
                "Ranks: -g starts them here; under torchrun or mpirun each process is one.");
-  std::string type = "float", op = "sum", root = "0", role = "gradient", payload = "fp32";
+  std::string type = "float", op = "sum", root = "0", role = "gradient", payload = "fp32",
+              residual = "internal";
   int threads = 1, ignored = 0, graphs = 0;
 
   options.add_options(&app);
@@ -73,6 +74,11 @@ bool parse_options(const Collective& collective, int argc, char** argv, Options*
     app.add_option("--payload", payload, "type that masked values travel in")
         ->check(CLI::IsMember({"fp32", "bf16"}))
         ->capture_default_str();
+    app.add_option(
+           "--residual", residual,
+           "where what is not sent waits: inside the library, or in the buffer (role fused)")
+        ->check(CLI::IsMember({"internal", "in-place"}))
+        ->capture_default_str();
     app.add_option("--compute-us", options.compute_us,
                    "microseconds of sleep between timed calls, where training would compute")
         ->check(CLI::Range(int64_t{0}, int64_t{10000000}))
@@ -111,7 +117,12 @@ bool parse_options(const Collective& collective, int argc, char** argv, Options*
   options.sparse = sparsity != nullptr && sparsity->count() > 0;
   options.role = role == "fused" ? SCAPE_ROLE_FUSED : SCAPE_ROLE_GRADIENT;
   options.payload = payload == "bf16" ? SCAPE_BFLOAT16 : SCAPE_FLOAT32;
+  if (residual == "in-place") options.residual = SCAPE_RESIDUAL_IN_PLACE;
   if (options.sparse) {
+    if (options.residual == SCAPE_RESIDUAL_IN_PLACE &&
+        (options.role != SCAPE_ROLE_FUSED || options.types != std::vector<Type>{Type::kFloat})) {
+      return refuse("--residual in-place needs --role fused and -d float");
+    }
     if (options.aggregated != 1) return refuse("-s measures one call at a time: leave -m at 1");
     for (const Type each : options.types) {
       if (each != Type::kFloat && each != Type::kBfloat16 && each != Type::kHalf) {

@@ -34,6 +34,8 @@ struct Options : SizeRange {
   double sparsity = 0;
   scape_role role = SCAPE_ROLE_GRADIENT;
   scape_dtype payload = SCAPE_FLOAT32;
+  // In place there are no calls out of place.
+  scape_residual residual = SCAPE_RESIDUAL_INTERNAL;
   int64_t compute_us = 0;
 };
 

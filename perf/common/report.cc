@@ -72,7 +72,8 @@ void Report::print_header() const {
   std::printf("# Library: %s, NCCL version %d\n", nccl_.path.c_str(), nccl_.version);
   if (options_.sparse) {
     std::printf(
-        "# Sparsity %g, role %s, payload %s, %lld us between calls. size/time is dense-equivalent: "
+        "# Sparsity %g, role %s, residual %s, payload %s, %lld us between calls. size/time is "
+        "dense-equivalent: "
         "eqbw; algbw and busbw\n"
         "# count the payload. Split and bytes are the in-place calls'; refresh runs beside them. "
         "xmem: "
@@ -80,6 +81,7 @@ void Report::print_header() const {
         "ranks "
         "at once.\n",
         options_.sparsity, options_.role == SCAPE_ROLE_FUSED ? "fused" : "gradient",
+        options_.residual == SCAPE_RESIDUAL_IN_PLACE ? "in place" : "internal",
         options_.payload == SCAPE_BFLOAT16 ? "bf16" : "fp32",
         static_cast<long long>(options_.compute_us));
   }
@@ -101,12 +103,19 @@ void Report::print_header() const {
 }
 
 void Report::add(const Line& line) {
-  bus_bandwidth_sum_ += line.out_of_place.bus_bandwidth + line.in_place.bus_bandwidth;
-  bus_bandwidths_ += 2;
+  for (const Figures* half : {&line.out_of_place, &line.in_place}) {
+    if (half->calls == 0) continue;
+    bus_bandwidth_sum_ += half->bus_bandwidth;
+    ++bus_bandwidths_;
+  }
   if (!prints_) return;
   std::printf("%12zu  %12zu %9s  %6s  %6d", line.bytes, line.count, name_of(line.type),
               name_of(line.op), line.root);
   for (const Figures* half : {&line.out_of_place, &line.in_place}) {
+    if (half->calls == 0) {
+      std::printf("  %7s  %6s  %6s  %6s", "N/A", "N/A", "N/A", "N/A");
+      continue;
+    }
     std::printf("  %7s  %6.2f  %6.2f  %6s", time_text(half->time_us).c_str(),
                 half->algorithm_bandwidth, half->bus_bandwidth, wrong_text(*half).c_str());
   }

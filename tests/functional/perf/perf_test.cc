@@ -55,6 +55,8 @@ TEST(PerfTest, MaskedCallsKeepWhatTheAlgorithmPromises) {
   expect_all_right(run(program("all_reduce") + "-g 2 -n 3 -b 40000 -s 0.9 -d half"), 1);
   expect_all_right(run(program("all_reduce") + "-g 2 -n 3 -b 40000 -s 0.9 --role fused -o avg"), 1);
   expect_all_right(run(program("all_reduce") + "-g 2 -n 3 -b 40000 -s 0.9 --payload bf16"), 1);
+  expect_all_right(
+      run(program("all_reduce") + "-g 2 -n 3 -b 40000 -s 0.9 --role fused --residual in-place"), 1);
 }
 
 TEST(PerfTest, CompressionThatIsNotInForceFails) {
