@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
 
 #include "base/log.h"
@@ -102,6 +103,45 @@ class File {
   int descriptor_;
 };
 
+Status check_regular(const std::string& path, const struct stat& info) {
+  if (S_ISREG(info.st_mode)) return {};
+  const char* kind = S_ISDIR(info.st_mode)    ? "a folder"
+                     : S_ISFIFO(info.st_mode) ? "a pipe"
+                     : S_ISSOCK(info.st_mode) ? "a socket"
+                                              : "a device";
+  return error(SCAPE_ERR_ARGUMENT, "%s is %s; name a regular file, or one that is not there yet",
+               path.c_str(), kind);
+}
+
+// What a new file has to take the place of so that `path` names it afterwards: where symbolic links
+// lead, whether a file is there yet or not. *mode: that of the file there, else left alone.
+Status file_to_replace(const std::string& path, std::string* target, mode_t* mode) {
+  namespace fs = std::filesystem;
+  struct stat info {};
+  std::error_code failed;
+  fs::path end = path;
+  if (::stat(path.c_str(), &info) == 0) {
+    SCAPE_RETURN_IF_ERROR(check_regular(path, info));
+    *mode = info.st_mode & 0777;
+    if (fs::is_symlink(end, failed)) end = fs::canonical(end, failed);
+  } else {
+    if (errno != ENOENT) {
+      return error(SCAPE_ERR_SYSTEM, "%s cannot be written: %s", path.c_str(),
+                   system_error().c_str());
+    }
+    // Links to what is not there yet: a ring of them would have been another error.
+    while (!failed && fs::is_symlink(fs::symlink_status(end, failed)))
+      end = end.parent_path() / fs::read_symlink(end, failed);
+    if (failed == std::errc::no_such_file_or_directory) failed.clear();
+  }
+  if (failed) {
+    return error(SCAPE_ERR_SYSTEM, "%s cannot be followed: %s", path.c_str(),
+                 failed.message().c_str());
+  }
+  *target = end.string();
+  return {};
+}
+
 }  // namespace
 
 std::vector<std::byte> encode_saved(const std::vector<SavedBuffer>& buffers) {
@@ -151,8 +191,9 @@ Status decode_saved(std::span<const std::byte> data, std::vector<SavedBuffer>* o
   }
   if (file.bytes != data.size()) {
     return error(SCAPE_ERR_DATA,
-                 "the saved state holds %zu of its %llu bytes: it was cut; load an intact copy",
-                 data.size(), static_cast<unsigned long long>(file.bytes));
+                 "the saved state is of %llu bytes, and %zu are here: %s; load an intact copy",
+                 static_cast<unsigned long long>(file.bytes), data.size(),
+                 data.size() < file.bytes ? "it was cut" : "something was appended to it");
   }
   std::span<const std::byte> rest = data.subspan(sizeof file);
   std::vector<SavedBuffer> buffers;
@@ -181,7 +222,10 @@ Status decode_saved(std::span<const std::byte> data, std::vector<SavedBuffer>* o
 }
 
 Status write_file(const std::string& path, std::span<const std::byte> data) {
-  const std::string temporary = path + ".new." + std::to_string(::getpid());
+  std::string target;
+  mode_t mode = 0;
+  SCAPE_RETURN_IF_ERROR(file_to_replace(path, &target, &mode));
+  const std::string temporary = target + ".new." + std::to_string(::getpid());
   const File file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (file.get() < 0) {
     return error(SCAPE_ERR_SYSTEM, "%s cannot be created: %s", temporary.c_str(),
@@ -193,6 +237,7 @@ Status write_file(const std::string& path, std::span<const std::byte> data) {
     ::unlink(temporary.c_str());
     return status;
   };
+  if (mode != 0 && ::fchmod(file.get(), mode) != 0) return fail("given the old file's mode");
   for (std::span<const std::byte> rest = data; !rest.empty();) {
     const ssize_t written = ::write(file.get(), rest.data(), rest.size());
     if (written < 0 && errno == EINTR) continue;
@@ -200,16 +245,18 @@ Status write_file(const std::string& path, std::span<const std::byte> data) {
     rest = rest.subspan(static_cast<size_t>(written));
   }
   if (::fsync(file.get()) != 0) return fail("brought to the disk");
-  if (::rename(temporary.c_str(), path.c_str()) != 0) return fail("renamed");
+  if (::rename(temporary.c_str(), target.c_str()) != 0) return fail("renamed");
   return {};
 }
 
 Status read_file(const std::string& path, std::vector<std::byte>* out) {
-  const File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Opening a pipe would wait for its writer.
+  const File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat info {};
   if (file.get() < 0 || ::fstat(file.get(), &info) != 0) {
     return error(SCAPE_ERR_SYSTEM, "%s cannot be opened: %s", path.c_str(), system_error().c_str());
   }
+  SCAPE_RETURN_IF_ERROR(check_regular(path, info));
   out->resize(static_cast<size_t>(info.st_size));
   size_t have = 0;
   while (have < out->size()) {

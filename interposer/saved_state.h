@@ -33,8 +33,11 @@ std::vector<std::byte> encode_saved(const std::vector<SavedBuffer>& buffers);
 // DATA says what is wrong and leaves *out alone.
 Status decode_saved(std::span<const std::byte> data, std::vector<SavedBuffer>* out);
 
-// Writes the file as a whole or not at all: a new file takes the name of the old one at the end.
+// Writes the file as a whole or not at all: a new file takes the place of the old one, and its
+// mode, at the end. Symbolic links stay, and the file that they lead to is the one replaced.
+// ARGUMENT when `path` is no regular file: a device, a pipe, a folder.
 Status write_file(const std::string& path, std::span<const std::byte> data);
+// ARGUMENT when `path` is no regular file.
 Status read_file(const std::string& path, std::vector<std::byte>* out);
 
 // All buffers of this process, and what was loaded and has found no buffer yet.
