@@ -4,11 +4,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <mutex>
 
 #include "base/log.h"
@@ -68,6 +70,12 @@ struct Waiting {
   std::mutex mutex;
   std::vector<SavedBuffer> buffers;
   std::atomic<bool> any{false};  // read without the mutex on the path of each call
+
+  // The caller holds the mutex.
+  void erase_if(auto&& gone) {
+    std::erase_if(buffers, gone);
+    any.store(!buffers.empty(), std::memory_order_release);
+  }
 };
 Waiting& waiting() {
   static Waiting* const instance = new Waiting;  // never destroyed: used until the last moment
@@ -77,6 +85,11 @@ Waiting& waiting() {
 bool same_buffer(const SavedBuffer& saved, const Buffer& buffer) {
   const plugin::BufferConfig& config = buffer.masked->config();
   return saved.name == config.name && saved.offset == config.offset && saved.count == buffer.count;
+}
+
+bool is_of(const SavedBuffer& saved, const Buffer& buffer) {
+  return same_buffer(saved, buffer) && saved.rank == buffer.communicator->rank() &&
+         saved.size == buffer.communicator->size();
 }
 
 Status foreign(const SavedBuffer& saved, int rank, int size) {
@@ -272,6 +285,11 @@ Status read_file(const std::string& path, std::vector<std::byte>* out) {
 }
 
 Status collect_state(std::vector<SavedBuffer>* out) {
+  {
+    const std::lock_guard lock(waiting().mutex);
+    *out = waiting().buffers;
+  }
+  const size_t loaded = out->size();
   for (const auto& registration : registry().all()) {
     std::vector<std::shared_ptr<Buffer>> buffers;
     {
@@ -281,6 +299,10 @@ Status collect_state(std::vector<SavedBuffer>* out) {
     for (const auto& buffer : buffers) {
       const std::lock_guard busy(buffer->busy);
       if (buffer->dropped) continue;
+      // What was loaded for it is its state already, though the next call brings it there.
+      if (std::any_of(out->begin(), out->begin() + static_cast<ptrdiff_t>(loaded),
+                      [&](const SavedBuffer& saved) { return is_of(saved, *buffer); }))
+        continue;
       const plugin::BufferConfig& config = buffer->masked->config();
       SavedBuffer saved{config.name,
                         config.offset,
@@ -292,8 +314,6 @@ Status collect_state(std::vector<SavedBuffer>* out) {
       out->push_back(std::move(saved));
     }
   }
-  const std::lock_guard lock(waiting().mutex);
-  out->insert(out->end(), waiting().buffers.begin(), waiting().buffers.end());
   return {};
 }
 
@@ -328,31 +348,43 @@ Status accept_state(std::vector<SavedBuffer> buffers) {
   }
   Waiting& list = waiting();
   const std::lock_guard lock(list.mutex);
-  list.buffers = std::move(buffers);
+  list.erase_if([&](const SavedBuffer& old) {
+    return std::any_of(buffers.begin(), buffers.end(),
+                       [&](const SavedBuffer& saved) { return saved.name == old.name; });
+  });
+  std::move(buffers.begin(), buffers.end(), std::back_inserter(list.buffers));
   list.any.store(!list.buffers.empty(), std::memory_order_release);
   return {};
+}
+
+void forget_state(const std::set<std::string>& names) {
+  Waiting& list = waiting();
+  if (!list.any.load(std::memory_order_acquire)) return;
+  std::set<std::string> gone = names;
+  for (const auto& registration : registry().all()) gone.erase(registration->config.name);
+  const std::lock_guard lock(list.mutex);
+  list.erase_if([&](const SavedBuffer& saved) { return gone.contains(saved.name); });
 }
 
 Status claim_saved_state(Buffer& buffer) {
   Waiting& list = waiting();
   if (!list.any.load(std::memory_order_acquire)) return {};
-  const int rank = buffer.communicator->rank();
-  const int size = buffer.communicator->size();
   SavedBuffer mine;
   {
     const std::lock_guard lock(list.mutex);
-    const SavedBuffer* other = nullptr;
-    auto found = list.buffers.begin();
-    for (; found != list.buffers.end(); ++found) {
-      if (!same_buffer(*found, buffer)) continue;
-      if (found->rank == rank && found->size == size) break;
-      other = &*found;
+    auto& buffers = list.buffers;
+    auto found = std::find_if(buffers.begin(), buffers.end(),
+                              [&](const SavedBuffer& saved) { return is_of(saved, buffer); });
+    const bool fits = found != buffers.end();
+    if (!fits) {
+      found = std::find_if(buffers.begin(), buffers.end(),
+                           [&](const SavedBuffer& saved) { return same_buffer(saved, buffer); });
+      if (found == buffers.end()) return {};
     }
-    if (found == list.buffers.end())
-      return other != nullptr ? foreign(*other, rank, size) : Status();
     mine = std::move(*found);
-    list.buffers.erase(found);
-    list.any.store(!list.buffers.empty(), std::memory_order_release);
+    buffers.erase(found);
+    list.any.store(!buffers.empty(), std::memory_order_release);
+    if (!fits) return foreign(mine, buffer.communicator->rank(), buffer.communicator->size());
   }
   SCAPE_RETURN_IF_ERROR(buffer.masked->load(mine.bytes.data(), mine.bytes.size()));
   SCAPE_INFO("buffer \"%s\": saved state taken (%zu bytes)", mine.name.c_str(), mine.bytes.size());
