@@ -89,7 +89,9 @@ def register(
     name: identifies the buffer on all ranks and in saved state; 1 to 63 bytes.
     role: "fused", "first_moment", "hooked" or "gradient" (docs/algorithm.md, "Roles").
     sparsity: the fraction NOT sent, in [0, 1); 0.99 sends 1 %.
-    payload: "fp32" or "bf16". residual: "internal" or "in_place". rule: "lazy" or "plain".
+    payload: "fp32" or "bf16". rule: "lazy" or "plain".
+    residual: "internal", or "in_place": what was not sent stays in the tensor itself, which then
+        nobody may clear, scale or clip (docs/api.md, "Where the residual is kept").
     What is None takes the library's default, which SCAPE_* variables may move. All ranks must
     agree on every option.
 

@@ -56,12 +56,17 @@ class AdamS(torch.optim.Optimizer):
     active only the masked elements travel and are updated, as docs/algorithm.md says. Without it
     training is dense, to the equations above, and one line says so (SCAPE_REQUIRED=1 stops).
 
-    Gradients live in the optimizer's flat buffers. With the residual in place, what was not sent
-    stays there too, and so
-      - zero_grad() clears only what was sent, whatever set_to_none says;
-      - p.grad must not be replaced, rescaled or clipped: residual="internal" allows all that, at 4
-        bytes an element.
-    Parameters become views of flat buffers: move the model to its device and type first.
+    Parameters become views of flat buffers: move the model to its device and type first. Gradients
+    are the program's own until step(), which gathers them in flat buffers: clip, unscale and clear
+    them as ever.
+
+    residual="in_place" saves 4 bytes an element and one pass over memory a step: what was not sent
+    stays in the gradient buffer. Then p.grad is more than a gradient, and
+      - never clip, rescale or unscale it (no clip_grad_norm_(), no GradScaler): that scales what
+        waits too, and nothing can notice;
+      - clear it with this optimizer's zero_grad() alone, which clears only what was sent, whatever
+        set_to_none says; model.zero_grad(set_to_none=False) and p.grad.zero_() drop what waits;
+      - do not replace it: that is an error.
 
     Constructing it is collective over the communicator's ranks: parameters are broadcast from
     rank 0, so that all start alike. All arguments must be alike on all ranks.
@@ -72,7 +77,7 @@ class AdamS(torch.optim.Optimizer):
         One-dimensional tensors always travel whole.
     total_steps: length of the run, from which the dense warm-up (1 %) and the ramp (10 %) follow;
         dense_steps, ramp_steps and ramp_sparsity set them one by one.
-    payload: "fp32" or "bf16". residual: "in_place" or "internal". rule: "lazy" or "plain".
+    payload: "fp32" or "bf16". residual: "internal" or "in_place". rule: "lazy" or "plain".
     age_cap: the most by which an element's step is lengthened for the steps it waited.
     communicator: a scape.nccl.Communicator, or an object with rank, size, all_reduce and broadcast;
         None: all ranks that the launcher started.
@@ -94,7 +99,7 @@ class AdamS(torch.optim.Optimizer):
         ramp_steps=0,
         ramp_sparsity=None,
         payload=None,
-        residual="in_place",
+        residual="internal",
         rule="lazy",
         age_cap=None,
         communicator=None,

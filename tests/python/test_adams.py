@@ -120,9 +120,9 @@ def test_a_replaced_gradient_is_an_error_that_names_the_way_out():
         optimizer.step()
 
 
-def test_internal_residual_takes_gradients_from_anywhere():
+def test_the_default_takes_gradients_from_anywhere():
     ours, theirs = make_model(), make_model()
-    optimizer = scape.AdamS(ours.parameters(), residual="internal")
+    optimizer = scape.AdamS(ours.parameters())
     reference = ReferenceAdamS(theirs.parameters())
     for x in batches(5):
         for model, opt in ((ours, optimizer), (theirs, reference)):

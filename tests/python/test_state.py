@@ -19,8 +19,8 @@ def test_refused_state_changes_nothing(tmp_path, library):
     run_cases("refused_at_loading", 2, tmp_path, library)
 
 
-def test_values_of_a_run(tmp_path, library):
-    run_cases("changed_values", 2, tmp_path, library)
+def test_values_and_residuals_of_a_run(tmp_path, library):
+    run_cases("changed_values,clipped", 2, tmp_path, library)
 
 
 def test_files_and_arguments(tmp_path, library):

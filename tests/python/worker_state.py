@@ -188,6 +188,25 @@ def changed_values():
     again.optimizer.close()
 
 
+def clipped():
+    """The default keeps what waits from those who clip and clear gradients."""
+    runs = [Run(name=name) for name in ("plain", "cleared")]
+    for _ in range(10):
+        for run in runs:
+            generator = torch.Generator().manual_seed(100 * run.steps + RANK)
+            (run.matrix * torch.randn(run.matrix.shape, generator=generator)).sum().backward()
+            torch.nn.utils.clip_grad_norm_([run.matrix], 0.1)
+            run.optimizer.step()
+            run.steps += 1
+        runs[0].optimizer.zero_grad()
+        runs[1].matrix.grad.zero_()
+    residuals = [scape.read_residual(run.buffer) for run in runs]
+    assert residuals[0].abs().sum() > 0.1 and torch.equal(*residuals)
+    assert torch.equal(runs[0].matrix, runs[1].matrix)
+    for run in runs:
+        run.optimizer.close()
+
+
 def files():
     """A saved state goes where the path leads, and into regular files alone."""
     tensor = torch.zeros(10)
