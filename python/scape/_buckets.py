@@ -1,6 +1,9 @@
 """What AdamS and wrap() share: names of registrations, hyperparameters, the choice to be sparse."""
 
+import gc
 import itertools
+
+import torch
 
 from . import _library as lib
 from . import nccl
@@ -99,6 +102,30 @@ def check_unchanged(name, group, registered):
                 f"{key} of {name} is {value}, but it was registered with {registered[key]}: only lr"
                 " and weight_decay may change during a run",
             )
+
+
+def warn_of_data_parallel(parameters, what):
+    """Says so where a DistributedDataParallel has one of these parameters: it would exchange their
+    gradients dense in backward(), before the optimizer exchanges them again.
+    """
+    # Without a process group none can have been made.
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return
+    ours = {id(parameter) for parameter in parameters}
+    for found in gc.get_objects():
+        # type(): an object may answer anything as its __class__.
+        if not issubclass(type(found), torch.nn.parallel.DistributedDataParallel):
+            continue
+        named = found.module.named_parameters()
+        ignored = getattr(found, "parameters_to_ignore", ())
+        if any(id(p) in ours and name not in ignored for name, p in named):
+            lib.warn_once(
+                f"DistributedDataParallel exchanges the gradients of {what}'s parameters dense, and"
+                f" {what} exchanges them again: nothing is saved; train the plain module (what"
+                " DistributedDataParallel was given, its .module) and leave the exchange to the"
+                " optimizer"
+            )
+            return
 
 
 def make_buckets(parameters):

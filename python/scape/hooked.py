@@ -17,6 +17,7 @@ from ._buckets import (
     close_buckets,
     make_buckets,
     registered_values,
+    warn_of_data_parallel,
 )
 from .optim import AdamS
 
@@ -114,6 +115,7 @@ class Hooked:
         self._finalizer = weakref.finalize(self, close_buckets, self._buckets, name)
         self._finalizer.atexit = False
         self._reduced = False
+        self._looked_around = False
         self._state_seen = False
         self._communicator = communicator
         self._sparse = False
@@ -194,6 +196,10 @@ class Hooked:
             raise lib.ScapeError(
                 lib.Status.USAGE, "all_reduce() was called twice without a step() in between"
             )
+        if not self._looked_around:
+            self._looked_around = True
+            parameters = [p for group in self._laid_out for p in group]
+            warn_of_data_parallel(parameters, "the wrapped optimizer")
         for bucket in self._buckets:
             bucket.flat.check_parameters()
             bucket.flat.gather_gradients()

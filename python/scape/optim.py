@@ -17,6 +17,7 @@ from ._buckets import (
     close_buckets,
     make_buckets,
     registered_values,
+    warn_of_data_parallel,
 )
 
 # Elements per pass of the dense step: the temporaries of one pass stay in the cache.
@@ -122,6 +123,7 @@ class AdamS(torch.optim.Optimizer):
         check_options(self._options)
         self._buckets = []
         self._reduced = False
+        self._looked_around = False
         self._steps = 0
         self._communicator = communicator
         self._use_scape = use_scape
@@ -211,6 +213,10 @@ class AdamS(torch.optim.Optimizer):
             raise lib.ScapeError(
                 lib.Status.USAGE, "all_reduce() was called twice without a step() in between"
             )
+        if not self._looked_around:
+            self._looked_around = True
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            warn_of_data_parallel(parameters, "AdamS")
         for bucket in self._buckets:
             bucket.flat.check_parameters()
             if self._in_place:

@@ -114,3 +114,12 @@ def test_a_rank_that_never_comes_is_named_in_time(dead, preloaded, library):
         if rank != dead:
             assert status == 0, f"rank {rank}\n{out}\n{err}"
             assert f"rank {dead}" in out and "SCAPE_BOOTSTRAP_TIMEOUT" in out, out
+
+
+def test_data_parallel_around_the_model_is_noticed():
+    results = run_ranks("worker_parallel.py", 2)
+    assert_all_ended_well(results)
+    for _, out, err in results:
+        for what in ("AdamS", "the wrapped optimizer"):
+            assert err.count(f"{what} exchanges them again") == 1, err
+        assert err.index("quiet") < err.index("exchanges the gradients"), err
