@@ -365,7 +365,9 @@ class AdamS(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict):
-        """Takes what state_dict() gave on the same rank of as many ranks. On all ranks alike.
+        """Takes what state_dict() gave on the same rank of as many ranks; on all ranks alike. The
+        values of the groups, sparsity included, are then the state's, as torch has it. What is
+        refused changes nothing.
 
         Between Scape and dense training the first moment, or the residual, is not carried over; a
         line says so.
