@@ -4,10 +4,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <mutex>
 
 #include "base/crc.h"
@@ -67,6 +70,12 @@ struct Waiting {
   std::mutex mutex;
   std::vector<SavedBuffer> buffers;
   std::atomic<bool> any{false};  // read without the mutex on the path of each call
+
+  // The caller holds the mutex.
+  void erase_if(auto&& gone) {
+    std::erase_if(buffers, gone);
+    any.store(!buffers.empty(), std::memory_order_release);
+  }
 };
 Waiting& waiting() {
   static Waiting* const instance = new Waiting;  // never destroyed: used until the last moment
@@ -76,6 +85,11 @@ Waiting& waiting() {
 bool same_buffer(const SavedBuffer& saved, const Buffer& buffer) {
   const plugin::BufferConfig& config = buffer.masked->config();
   return saved.name == config.name && saved.offset == config.offset && saved.count == buffer.count;
+}
+
+bool is_of(const SavedBuffer& saved, const Buffer& buffer) {
+  return same_buffer(saved, buffer) && saved.rank == buffer.communicator->rank() &&
+         saved.size == buffer.communicator->size();
 }
 
 Status foreign(const SavedBuffer& saved, int rank, int size) {
@@ -101,6 +115,45 @@ class File {
  private:
   int descriptor_;
 };
+
+Status check_regular(const std::string& path, const struct stat& info) {
+  if (S_ISREG(info.st_mode)) return {};
+  const char* kind = S_ISDIR(info.st_mode)    ? "a folder"
+                     : S_ISFIFO(info.st_mode) ? "a pipe"
+                     : S_ISSOCK(info.st_mode) ? "a socket"
+                                              : "a device";
+  return error(SCAPE_ERR_ARGUMENT, "%s is %s; name a regular file, or one that is not there yet",
+               path.c_str(), kind);
+}
+
+// What a new file has to take the place of so that `path` names it afterwards: where symbolic links
+// lead, whether a file is there yet or not. *mode: that of the file there, else left alone.
+Status file_to_replace(const std::string& path, std::string* target, mode_t* mode) {
+  namespace fs = std::filesystem;
+  struct stat info {};
+  std::error_code failed;
+  fs::path end = path;
+  if (::stat(path.c_str(), &info) == 0) {
+    SCAPE_RETURN_IF_ERROR(check_regular(path, info));
+    *mode = info.st_mode & 0777;
+    if (fs::is_symlink(end, failed)) end = fs::canonical(end, failed);
+  } else {
+    if (errno != ENOENT) {
+      return error(SCAPE_ERR_SYSTEM, "%s cannot be written: %s", path.c_str(),
+                   system_error().c_str());
+    }
+    // Links to what is not there yet: a ring of them would have been another error.
+    while (!failed && fs::is_symlink(fs::symlink_status(end, failed)))
+      end = end.parent_path() / fs::read_symlink(end, failed);
+    if (failed == std::errc::no_such_file_or_directory) failed.clear();
+  }
+  if (failed) {
+    return error(SCAPE_ERR_SYSTEM, "%s cannot be followed: %s", path.c_str(),
+                 failed.message().c_str());
+  }
+  *target = end.string();
+  return {};
+}
 
 }  // namespace
 
@@ -151,8 +204,9 @@ Status decode_saved(std::span<const std::byte> data, std::vector<SavedBuffer>* o
   }
   if (file.bytes != data.size()) {
     return error(SCAPE_ERR_DATA,
-                 "the saved state holds %zu of its %llu bytes: it was cut; load an intact copy",
-                 data.size(), static_cast<unsigned long long>(file.bytes));
+                 "the saved state is of %llu bytes, and %zu are here: %s; load an intact copy",
+                 static_cast<unsigned long long>(file.bytes), data.size(),
+                 data.size() < file.bytes ? "it was cut" : "something was appended to it");
   }
   std::span<const std::byte> rest = data.subspan(sizeof file);
   std::vector<SavedBuffer> buffers;
@@ -181,7 +235,10 @@ Status decode_saved(std::span<const std::byte> data, std::vector<SavedBuffer>* o
 }
 
 Status write_file(const std::string& path, std::span<const std::byte> data) {
-  const std::string temporary = path + ".new." + std::to_string(::getpid());
+  std::string target;
+  mode_t mode = 0;
+  SCAPE_RETURN_IF_ERROR(file_to_replace(path, &target, &mode));
+  const std::string temporary = target + ".new." + std::to_string(::getpid());
   const File file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (file.get() < 0) {
     return error(SCAPE_ERR_SYSTEM, "%s cannot be created: %s", temporary.c_str(),
@@ -193,6 +250,7 @@ Status write_file(const std::string& path, std::span<const std::byte> data) {
     ::unlink(temporary.c_str());
     return status;
   };
+  if (mode != 0 && ::fchmod(file.get(), mode) != 0) return fail("given the old file's mode");
   for (std::span<const std::byte> rest = data; !rest.empty();) {
     const ssize_t written = ::write(file.get(), rest.data(), rest.size());
     if (written < 0 && errno == EINTR) continue;
@@ -200,16 +258,18 @@ Status write_file(const std::string& path, std::span<const std::byte> data) {
     rest = rest.subspan(static_cast<size_t>(written));
   }
   if (::fsync(file.get()) != 0) return fail("brought to the disk");
-  if (::rename(temporary.c_str(), path.c_str()) != 0) return fail("renamed");
+  if (::rename(temporary.c_str(), target.c_str()) != 0) return fail("renamed");
   return {};
 }
 
 Status read_file(const std::string& path, std::vector<std::byte>* out) {
-  const File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Opening a pipe would wait for its writer.
+  const File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat info {};
   if (file.get() < 0 || ::fstat(file.get(), &info) != 0) {
     return error(SCAPE_ERR_SYSTEM, "%s cannot be opened: %s", path.c_str(), system_error().c_str());
   }
+  SCAPE_RETURN_IF_ERROR(check_regular(path, info));
   out->resize(static_cast<size_t>(info.st_size));
   size_t have = 0;
   while (have < out->size()) {
@@ -225,6 +285,11 @@ Status read_file(const std::string& path, std::vector<std::byte>* out) {
 }
 
 Status collect_state(std::vector<SavedBuffer>* out) {
+  {
+    const std::lock_guard lock(waiting().mutex);
+    *out = waiting().buffers;
+  }
+  const size_t loaded = out->size();
   for (const auto& registration : registry().all()) {
     std::vector<std::shared_ptr<Buffer>> buffers;
     {
@@ -234,6 +299,10 @@ Status collect_state(std::vector<SavedBuffer>* out) {
     for (const auto& buffer : buffers) {
       const std::lock_guard busy(buffer->busy);
       if (buffer->dropped) continue;
+      // What was loaded for it is its state already, though the next call brings it there.
+      if (std::any_of(out->begin(), out->begin() + static_cast<ptrdiff_t>(loaded),
+                      [&](const SavedBuffer& saved) { return is_of(saved, *buffer); }))
+        continue;
       const plugin::BufferConfig& config = buffer->masked->config();
       SavedBuffer saved{config.name,
                         config.offset,
@@ -245,8 +314,6 @@ Status collect_state(std::vector<SavedBuffer>* out) {
       out->push_back(std::move(saved));
     }
   }
-  const std::lock_guard lock(waiting().mutex);
-  out->insert(out->end(), waiting().buffers.begin(), waiting().buffers.end());
   return {};
 }
 
@@ -281,31 +348,43 @@ Status accept_state(std::vector<SavedBuffer> buffers) {
   }
   Waiting& list = waiting();
   const std::lock_guard lock(list.mutex);
-  list.buffers = std::move(buffers);
+  list.erase_if([&](const SavedBuffer& old) {
+    return std::any_of(buffers.begin(), buffers.end(),
+                       [&](const SavedBuffer& saved) { return saved.name == old.name; });
+  });
+  std::move(buffers.begin(), buffers.end(), std::back_inserter(list.buffers));
   list.any.store(!list.buffers.empty(), std::memory_order_release);
   return {};
+}
+
+void forget_state(const std::set<std::string>& names) {
+  Waiting& list = waiting();
+  if (!list.any.load(std::memory_order_acquire)) return;
+  std::set<std::string> gone = names;
+  for (const auto& registration : registry().all()) gone.erase(registration->config.name);
+  const std::lock_guard lock(list.mutex);
+  list.erase_if([&](const SavedBuffer& saved) { return gone.contains(saved.name); });
 }
 
 Status claim_saved_state(Buffer& buffer) {
   Waiting& list = waiting();
   if (!list.any.load(std::memory_order_acquire)) return {};
-  const int rank = buffer.communicator->rank();
-  const int size = buffer.communicator->size();
   SavedBuffer mine;
   {
     const std::lock_guard lock(list.mutex);
-    const SavedBuffer* other = nullptr;
-    auto found = list.buffers.begin();
-    for (; found != list.buffers.end(); ++found) {
-      if (!same_buffer(*found, buffer)) continue;
-      if (found->rank == rank && found->size == size) break;
-      other = &*found;
+    auto& buffers = list.buffers;
+    auto found = std::find_if(buffers.begin(), buffers.end(),
+                              [&](const SavedBuffer& saved) { return is_of(saved, buffer); });
+    const bool fits = found != buffers.end();
+    if (!fits) {
+      found = std::find_if(buffers.begin(), buffers.end(),
+                           [&](const SavedBuffer& saved) { return same_buffer(saved, buffer); });
+      if (found == buffers.end()) return {};
     }
-    if (found == list.buffers.end())
-      return other != nullptr ? foreign(*other, rank, size) : Status();
     mine = std::move(*found);
-    list.buffers.erase(found);
-    list.any.store(!list.buffers.empty(), std::memory_order_release);
+    buffers.erase(found);
+    list.any.store(!buffers.empty(), std::memory_order_release);
+    if (!fits) return foreign(mine, buffer.communicator->rank(), buffer.communicator->size());
   }
   SCAPE_RETURN_IF_ERROR(buffer.masked->load(mine.bytes.data(), mine.bytes.size()));
   SCAPE_INFO("buffer \"%s\": saved state taken (%zu bytes)", mine.name.c_str(), mine.bytes.size());

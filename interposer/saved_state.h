@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,19 +34,27 @@ std::vector<std::byte> encode_saved(const std::vector<SavedBuffer>& buffers);
 // DATA says what is wrong and leaves *out alone.
 Status decode_saved(std::span<const std::byte> data, std::vector<SavedBuffer>* out);
 
-// Writes the file as a whole or not at all: a new file takes the name of the old one at the end.
+// Writes the file as a whole or not at all: a new file takes the place of the old one, and its
+// mode, at the end. Symbolic links stay, and the file that they lead to is the one replaced.
+// ARGUMENT when `path` is no regular file: a device, a pipe, a folder.
 Status write_file(const std::string& path, std::span<const std::byte> data);
+// ARGUMENT when `path` is no regular file.
 Status read_file(const std::string& path, std::vector<std::byte>* out);
 
-// All buffers of this process, and what was loaded and has found no buffer yet.
+// All buffers of this process, each as what was loaded for it where that still waits; and what was
+// loaded and has found no buffer yet.
 Status collect_state(std::vector<SavedBuffer>* out);
 
-// Keeps state until its buffers are called. DATA when a part belongs to another rank or world than
-// the buffer or, where no such buffer lives, than any communicator of this process; nothing is kept
-// then.
+// Keeps state until its buffers are called, instead of what waits under the same names. DATA when a
+// part belongs to another rank or world than the buffer or, where no such buffer lives, than any
+// communicator of this process; nothing is kept then.
 Status accept_state(std::vector<SavedBuffer> buffers);
 
-// Before a call: gives the buffer its part, if one waits. The caller holds buffer.busy.
+// Drops what waits under the names of a registration that is gone, unless another one has them.
+void forget_state(const std::set<std::string>& names);
+
+// Before a call: gives the buffer its part, if one waits. What is refused waits no longer. The
+// caller holds buffer.busy.
 Status claim_saved_state(Buffer& buffer);
 
 }  // namespace scape::interposer

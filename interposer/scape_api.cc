@@ -3,6 +3,8 @@
 
 #include <cstdio>
 #include <cstring>
+#include <set>
+#include <string>
 
 #include "base/log.h"
 #include "base/settings.h"
@@ -69,7 +71,13 @@ Status do_unregister(scape_registration registration) {
   SCAPE_RETURN_IF_ERROR(begin());
   std::shared_ptr<Registration> removed;
   SCAPE_RETURN_IF_ERROR(registry().remove(id_of(registration), &removed));
+  std::set<std::string> names{removed->config.name};
+  {
+    const std::lock_guard lock(removed->mutex);
+    for (const auto& buffer : removed->buffers) names.insert(buffer->masked->config().name);
+  }
   const double residual = drop_buffers(*removed);
+  forget_state(names);
   if (residual > 0) {
     SCAPE_WARN(
         "registration \"%s\": unregistered with a residual of %g (sum of magnitudes) that was "

@@ -1,6 +1,7 @@
 // scape-info: version, build, transports, SIMD targets and the settings in force.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "base/settings.h"
@@ -46,6 +47,16 @@ void print_markdown() {
   }
 }
 
+// Where the value in force is not the environment's word for it: that word, and whether it was
+// refused.
+std::string origin(const SettingRow& row) {
+  const char* text = row.from_environment ? std::getenv(row.name.c_str()) : nullptr;
+  if (text == nullptr || row.value == text) return "";
+  // settings_status() names the first bad one; it begins with NAME="value".
+  const bool refused = scape::settings_status().message().starts_with(row.name + "=\"");
+  return scape::format(refused ? " (\"%.64s\" is REFUSED, see below)" : " (from \"%.64s\")", text);
+}
+
 void print_report() {
   std::printf("scape %s (C API %d)\n", SCAPE_VERSION_STRING, SCAPE_VERSION_CODE);
 #if defined(__clang__)
@@ -65,8 +76,8 @@ void print_report() {
   std::printf("\n  in use: %s\n", scape::kernels::ops().name);
   std::printf("\nsettings (* from the environment)\n");
   for (const SettingRow& row : scape::settings_rows()) {
-    std::printf("%c %-24s %s\n", row.from_environment ? '*' : ' ', row.name.c_str(),
-                row.value.c_str());
+    std::printf("%c %-24s %s%s\n", row.from_environment ? '*' : ' ', row.name.c_str(),
+                row.value.c_str(), origin(row).c_str());
   }
 }
 

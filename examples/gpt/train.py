@@ -74,6 +74,13 @@ def parse_arguments():
     add("--optimizer", choices=("adamw", "adams", "scape-adams"), default="scape-adams")
     add("--sparsity", type=float, default=0.9, help="fraction of the gradient NOT sent (0.9)")
     add("--payload", choices=("fp32", "bf16"), default="fp32", help="type that values travel in")
+    add(
+        "--residual",
+        choices=("in_place", "internal"),
+        default="in_place",
+        help="where what was not sent waits: in the gradients, which nothing here clips or scales,"
+        " or in the library",
+    )
     add("--steps", type=int, default=600)
     add("--batch", type=int, default=8, help="sequences per rank and step (8)")
     add("--context", type=int, default=128, help="bytes per sequence (128)")
@@ -130,6 +137,7 @@ def make_optimizer(args, model, communicator):
         **common,
         sparsity=args.sparsity,
         payload=args.payload,
+        residual=args.residual,
         total_steps=args.steps,
         dense_steps=args.dense_steps,
         ramp_steps=args.ramp_steps,

@@ -24,12 +24,10 @@ def _dtype_of(tensor):
     return lib.DTYPES[name]
 
 
-def _check_contiguous(tensor):
-    if not tensor.is_contiguous():
-        raise ValueError(
-            f"tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not "
-            "contiguous: pass tensor.contiguous(), or the flat buffer that holds it"
-        )
+def _range(tensor):
+    """(address, elements) of a tensor."""
+    lib.check_tensor("tensor", tensor)
+    return tensor.data_ptr(), tensor.numel()
 
 
 class Registration:
@@ -88,10 +86,12 @@ def register(
     """Registers a contiguous tensor: its all-reduces become masked collectives.
 
     tensor: fp32, bf16 or fp16, any shape; must stay where it is until it is unregistered.
-    name: identifies the buffer on all ranks and in saved state; up to 63 bytes.
+    name: identifies the buffer on all ranks and in saved state; 1 to 63 bytes.
     role: "fused", "first_moment", "hooked" or "gradient" (docs/algorithm.md, "Roles").
     sparsity: the fraction NOT sent, in [0, 1); 0.99 sends 1 %.
-    payload: "fp32" or "bf16". residual: "internal" or "in_place". rule: "lazy" or "plain".
+    payload: "fp32" or "bf16". rule: "lazy" or "plain".
+    residual: "internal", or "in_place": what was not sent stays in the tensor itself, which then
+        nobody may clear, scale or clip (docs/api.md, "Where the residual is kept").
     What is None takes the library's default, which SCAPE_* variables may move. All ranks must
     agree on every option.
 
@@ -99,11 +99,15 @@ def register(
     ARGUMENT with the field, value and range), ValueError for what is no choice at all.
     """
     lib.require()
-    _check_contiguous(tensor)
+    address, elements = _range(tensor)
+    if elements == 0:
+        raise ValueError(
+            f"tensor of shape {tuple(tensor.shape)} has no elements: leave it unregistered"
+        )
     dtype = _dtype_of(tensor)
     config = lib.Config()
     lib.call("scape_config_init", ctypes.byref(config), ctypes.sizeof(config))
-    config.name = None if name is None else name.encode()
+    config.name = None if name is None else lib.text("name", name)
     config.role = lib.choice("role", role, lib.ROLES)
     config.residual = lib.choice("residual", residual, lib.RESIDUALS)
     config.rule = lib.choice("rule", rule, lib.RULES)
@@ -111,28 +115,31 @@ def register(
         config.payload = lib.choice("payload", payload, lib.PAYLOADS)
     for field, value in (
         ("sparsity", sparsity),
+        ("ramp_sparsity", ramp_sparsity),
+    ):
+        if value is not None:
+            lib.check_sparsity(field, value)
+            setattr(config, field, float(value))
+    for field, value in (
         ("beta1", beta1),
         ("beta2", beta2),
         ("eps", eps),
         ("age_cap", age_cap),
-        ("ramp_sparsity", ramp_sparsity),
     ):
         if value is not None:
-            setattr(config, field, float(value))
+            setattr(config, field, lib.number(field, value))
     for field, value in (
         ("total_steps", total_steps),
         ("dense_steps", dense_steps),
         ("ramp_steps", ramp_steps),
     ):
         if value is not None:
-            if int(value) != value or not 0 <= value < 2**63:
-                raise ValueError(f"{field} is {value!r}: must be a whole number, 0 or more")
-            setattr(config, field, int(value))
+            setattr(config, field, lib.steps(field, value))
     handle = ctypes.c_void_p()
     lib.call(
         "scape_register",
-        tensor.data_ptr(),
-        tensor.numel(),
+        address,
+        elements,
         dtype,
         ctypes.byref(config),
         ctypes.byref(handle),
@@ -147,7 +154,7 @@ def unregister(registration):
 
 def next_call(name):
     """Names the buffer of this thread's next collective, where one address serves several."""
-    lib.call("scape_next", name.encode())
+    lib.call("scape_next", lib.text("name", name))
 
 
 def stats(tensor=None, *, count=None):
@@ -160,7 +167,9 @@ def stats(tensor=None, *, count=None):
     if tensor is None:
         address, elements = None, 0
     else:
-        address, elements = tensor.data_ptr(), tensor.numel() if count is None else count
+        address, elements = _range(tensor)
+        if count is not None:
+            elements = lib.steps("count", count)
     lib.call("scape_get_stats", address, elements, ctypes.byref(result))
     return result
 
@@ -169,26 +178,29 @@ def read_mask(tensor):
     """The mask of the last call, as a boolean tensor of the same shape, on the CPU."""
     import torch
 
-    words = torch.zeros((tensor.numel() + 63) // 64, dtype=torch.int64)
-    lib.call("scape_read_mask", tensor.data_ptr(), tensor.numel(), words.data_ptr(), words.numel())
+    address, elements = _range(tensor)
+    words = torch.zeros((elements + 63) // 64, dtype=torch.int64)
+    lib.call("scape_read_mask", address, elements, words.data_ptr(), words.numel())
     bits = words.view(torch.uint8).unsqueeze(1) >> torch.arange(8, dtype=torch.uint8)
-    return (bits & 1).bool().reshape(-1)[: tensor.numel()].reshape(tensor.shape)
+    return (bits & 1).bool().reshape(-1)[:elements].reshape(tensor.shape)
 
 
 def read_ages(tensor):
     """Steps since each element was last exchanged (what the last call met, on its mask): int32."""
     import torch
 
-    ages = torch.zeros(tensor.numel(), dtype=torch.int16)
-    lib.call("scape_read_ages", tensor.data_ptr(), tensor.numel(), ages.data_ptr(), ages.numel())
+    address, elements = _range(tensor)
+    ages = torch.zeros(elements, dtype=torch.int16)
+    lib.call("scape_read_ages", address, elements, ages.data_ptr(), ages.numel())
     return (ages.to(torch.int32) & 0xFFFF).reshape(tensor.shape)
 
 
 def _read_floats(name, tensor):
     import torch
 
-    out = torch.zeros(tensor.numel(), dtype=torch.float32)
-    lib.call(name, tensor.data_ptr(), tensor.numel(), out.data_ptr(), out.numel())
+    address, elements = _range(tensor)
+    out = torch.zeros(elements, dtype=torch.float32)
+    lib.call(name, address, elements, out.data_ptr(), out.numel())
     return out.reshape(tensor.shape)
 
 
@@ -207,8 +219,7 @@ def adams_step(tensor, param, lr, weight_decay=0.0):
     _check_param(tensor, param)
     lib.call(
         "scape_adams_step",
-        tensor.data_ptr(),
-        tensor.numel(),
+        *_range(tensor),
         param.data_ptr(),
         lr,
         weight_decay,
@@ -222,6 +233,8 @@ def post_step(tensor, before, param, lr, weight_decay=0.0, *, offset=0):
     before, param: the parameters of elements offset .. offset + param.numel() of `tensor`, before
     and after the optimizer's step.
     """
+    lib.check_tensor("before", before)
+    lib.check_tensor("param", param)
     if before.numel() != param.numel() or str(param.dtype) != "torch.float32":
         raise ValueError(
             f"param has {param.numel()} elements of {param.dtype}, before {before.numel()}: "
@@ -229,8 +242,7 @@ def post_step(tensor, before, param, lr, weight_decay=0.0, *, offset=0):
         )
     lib.call(
         "scape_post_step",
-        tensor.data_ptr(),
-        tensor.numel(),
+        *_range(tensor),
         offset,
         param.numel(),
         before.data_ptr(),
@@ -243,7 +255,7 @@ def post_step(tensor, before, param, lr, weight_decay=0.0, *, offset=0):
 
 def clear_masked(tensor):
     """Clears the masked elements of an in-place gradient buffer; the others are the residual."""
-    lib.call("scape_clear_masked", tensor.data_ptr(), tensor.numel(), stream_of(tensor))
+    lib.call("scape_clear_masked", *_range(tensor), stream_of(tensor))
 
 
 def flush(tensor, param=None, lr=0.0, weight_decay=0.0):
@@ -256,8 +268,7 @@ def flush(tensor, param=None, lr=0.0, weight_decay=0.0):
         _check_param(tensor, param)
     lib.call(
         "scape_flush",
-        tensor.data_ptr(),
-        tensor.numel(),
+        *_range(tensor),
         None if param is None else param.data_ptr(),
         lr,
         weight_decay,
@@ -266,12 +277,13 @@ def flush(tensor, param=None, lr=0.0, weight_decay=0.0):
 
 
 def _check_param(tensor, param):
+    lib.check_tensor("tensor", tensor)
+    lib.check_tensor("param", param)
     if param.numel() != tensor.numel() or str(param.dtype) != "torch.float32":
         raise ValueError(
             f"param has {param.numel()} elements of {param.dtype}: must be fp32 with the "
             f"{tensor.numel()} elements of the buffer"
         )
-    _check_contiguous(param)
 
 
 def save_state():
@@ -293,15 +305,20 @@ def save_state():
 
 def load_state(data):
     """Takes what save_state() gave; each buffer finds its part by name at its next call."""
-    data = bytes(data)
+    try:
+        data = memoryview(data).tobytes()
+    except TypeError:
+        raise ValueError(f"data is {data!r}: must be bytes, as save_state() gives them") from None
     lib.call("scape_load_state", data, len(data))
 
 
 def save_state_file(path):
-    """Writes save_state() to a file. Each rank needs a file of its own."""
-    lib.call("scape_save_state_file", str(path).encode())
+    """Writes save_state() to a file, as a whole or not at all. Each rank needs a file of its own; a
+    symbolic link stays and leads to the new file; what is no regular file is refused.
+    """
+    lib.call("scape_save_state_file", lib.path(path))
 
 
 def load_state_file(path):
     """Reads what save_state_file() wrote."""
-    lib.call("scape_load_state_file", str(path).encode())
+    lib.call("scape_load_state_file", lib.path(path))

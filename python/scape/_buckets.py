@@ -1,7 +1,9 @@
 """What AdamS and wrap() share: names of registrations, hyperparameters, the choice to be sparse."""
 
+import gc
 import itertools
-import math
+
+import torch
 
 from . import _library as lib
 from . import nccl
@@ -15,6 +17,7 @@ def claim_name(base):
 
     Optimizers made in the same order get the same names on all ranks and in a resumed run.
     """
+    lib.text("name", base)
     for number in itertools.count(1):
         name = base if number == 1 else f"{base}.{number}"
         if name not in _names_in_use:
@@ -31,37 +34,106 @@ def close_buckets(buckets, name):
     _names_in_use.discard(name)
 
 
-def check_number(what, value, low, high=math.inf, *, open_low=False):
-    """Raises ValueError unless low <= value < high (low < value where open_low)."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{what} is {value!r}: must be a number") from None
-    if not ((number > low if open_low else number >= low) and number < high):
-        left = "above" if open_low else "at least"
-        right = "finite" if high == math.inf else f"below {high:g}"
-        raise ValueError(f"{what} is {value!r}: must be {left} {low:g} and {right}")
-
-
 def check_group(group):
     """Raises ValueError that names the first hyperparameter that is out of range."""
-    check_number("lr", group["lr"], 0)
+    lib.check_number("lr", group["lr"], 0)
     betas = group["betas"]
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise ValueError(f"betas is {betas!r}: must be a pair of numbers")
-    check_number("betas[0]", betas[0], 0, 1)
-    check_number("betas[1]", betas[1], 0, 1)
-    check_number("eps", group["eps"], 0, open_low=True)
-    check_number("weight_decay", group["weight_decay"], 0)
+    lib.check_number("betas[0]", betas[0], 0, 1)
+    lib.check_number("betas[1]", betas[1], 0, 1)
+    lib.check_number("eps", group["eps"], 0, open_low=True)
+    lib.check_number("weight_decay", group["weight_decay"], 0)
     if group.get("sparsity") is not None:
-        check_number("sparsity", group["sparsity"], 0, 1)
+        lib.check_sparsity("sparsity", group["sparsity"])
+
+
+def check_options(options):
+    """Raises ValueError that names the first option of a registration that is out of range; also
+    where training is dense, so that a program is not refused only on the day that Scape is there.
+    """
+    for what, choices in (
+        ("payload", lib.PAYLOADS),
+        ("residual", lib.RESIDUALS),
+        ("rule", lib.RULES),
+    ):
+        if options.get(what) is not None:
+            lib.choice(what, options[what], choices)
+    for what in ("total_steps", "dense_steps", "ramp_steps"):
+        lib.steps(what, options[what])
+    if options["ramp_sparsity"] is not None:
+        lib.check_sparsity("ramp_sparsity", options["ramp_sparsity"])
+    if options["age_cap"] is not None:
+        lib.check_number("age_cap", options["age_cap"], 1)
+
+
+def check_communicator(communicator, use_scape):
+    """Raises ValueError unless these are what AdamS and wrap() take."""
+    if use_scape not in (None, False, True):
+        raise ValueError(f"use_scape is {use_scape!r}: must be None, False or True")
+    if communicator is None:
+        return
+    calls = (getattr(communicator, name, None) for name in ("all_reduce", "broadcast"))
+    numbers = (getattr(communicator, name, None) for name in ("rank", "size"))
+    if not (all(map(callable, calls)) and all(isinstance(number, int) for number in numbers)):
+        raise ValueError(
+            f"communicator is {communicator!r}: must be a scape.nccl.Communicator, or an object"
+            " with rank, size, all_reduce and broadcast, as scape.distributed.TorchCommunicator"
+            " makes of a process group; None takes all ranks that the launcher started"
+        )
+
+
+def registered_values(group):
+    """The values of a group that its registrations keep."""
+    sparsity = group.get("sparsity")
+    return {
+        "betas": tuple(map(float, group["betas"])),
+        "eps": float(group["eps"]),
+        "sparsity": None if sparsity is None else float(sparsity),
+    }
+
+
+def check_unchanged(name, group, registered):
+    """ScapeError when a group is not as its buffer `name` was registered."""
+    for key, value in registered_values(group).items():
+        if value != registered[key]:
+            raise lib.ScapeError(
+                lib.Status.USAGE,
+                f"{key} of {name} is {value}, but it was registered with {registered[key]}: only lr"
+                " and weight_decay may change during a run",
+            )
+
+
+def warn_of_data_parallel(parameters, what):
+    """Says so where a DistributedDataParallel has one of these parameters: it would exchange their
+    gradients dense in backward(), before the optimizer exchanges them again.
+    """
+    # Without a process group none can have been made.
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return
+    ours = {id(parameter) for parameter in parameters}
+    for found in gc.get_objects():
+        # type(): an object may answer anything as its __class__.
+        if not issubclass(type(found), torch.nn.parallel.DistributedDataParallel):
+            continue
+        named = found.module.named_parameters()
+        ignored = getattr(found, "parameters_to_ignore", ())
+        if any(id(p) in ours and name not in ignored for name, p in named):
+            lib.warn_once(
+                f"DistributedDataParallel exchanges the gradients of {what}'s parameters dense, and"
+                f" {what} exchanges them again: nothing is saved; train the plain module (what"
+                " DistributedDataParallel was given, its .module) and leave the exchange to the"
+                " optimizer"
+            )
+            return
 
 
 def make_buckets(parameters):
     """[(kind, FlatBucket)] of a parameter group: tensors of two or more dimensions together, those
-    of one (norms, biases) in a bucket of their own, which stays dense.
+    of one (norms, biases) in a bucket of their own, which stays dense. Those without elements, or
+    frozen, are left out.
     """
-    trained = [p for p in parameters if p.requires_grad]
+    trained = [p for p in parameters if p.requires_grad and p.numel() > 0]
     kinds = (
         ("matrices", [p for p in trained if p.dim() > 1]),
         ("vectors", [p for p in trained if p.dim() <= 1]),

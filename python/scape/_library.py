@@ -7,6 +7,7 @@ raising ScapeError with the status INACTIVE, and is_active() is False.
 
 import ctypes
 import enum
+import math
 import os
 import sys
 
@@ -174,7 +175,10 @@ def call(name, *args):
     entry = function(name)
     if entry is None:
         raise ScapeError(Status.INACTIVE, f"{name}: {_ABSENT}")
-    status = entry(*args)
+    try:
+        status = entry(*args)
+    except ctypes.ArgumentError as error:
+        raise ValueError(f"{name}: {error}: see what the function takes") from None
     if status != Status.OK:
         text = function("scape_last_error")().decode(errors="replace")
         raise ScapeError(status, text or f"{name}: {status_string(status)}")
@@ -230,6 +234,86 @@ def warn_once(text):
 
 def choice(what, value, choices):
     """The C value of a named choice; raises ValueError that lists the choices."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{what} is {value!r}: must be one of {', '.join(choices)}")
     return choices[value]
+
+
+def number(what, value):
+    """The value as a float; ValueError unless it is a number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{what} is {value!r}: must be a number") from None
+
+
+def check_number(what, value, low, high=math.inf, *, open_low=False):
+    """Raises ValueError unless low <= value < high (low < value where open_low)."""
+    given = number(what, value)
+    if not ((given > low if open_low else given >= low) and given < high):
+        left = "above" if open_low else "at least"
+        right = "finite" if high == math.inf else f"below {high:g}"
+        raise ValueError(f"{what} is {value!r}: must be {left} {low:g} and {right}")
+
+
+# A buffer has up to 2^33 elements: a fraction nearer to 1 would send one element and no more.
+_MOST_SPARSITY = 1 - 1e-9
+
+
+def check_sparsity(what, value):
+    """Raises ValueError unless the value is a fraction that leaves something to send."""
+    check_number(what, value, 0, 1)
+    if float(value) > _MOST_SPARSITY:
+        raise ValueError(
+            f"{what} is {value!r}: that is 1 but for rounding; the most is {_MOST_SPARSITY!r}"
+        )
+
+
+_MOST_STEPS = 2**48
+
+
+def steps(what, value):
+    """The value as an int; ValueError unless it is a number of steps."""
+    try:
+        whole = int(value)
+    except (TypeError, ValueError, OverflowError):
+        whole = None
+    if whole is None or whole != value or whole < 0:
+        raise ValueError(f"{what} is {value!r}: must be a whole number, 0 or more")
+    if whole > _MOST_STEPS:
+        raise ValueError(
+            f"{what} is {value!r}: no run has more than 2^48 steps; sparsity=0 sends all of every "
+            "step"
+        )
+    return whole
+
+
+def text(what, value):
+    """The bytes of a string for C; ValueError unless it is one that C takes whole."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{what} is {value!r}: must be a string that is not empty")
+    if "\0" in value:
+        raise ValueError(f"{what} is {value!r}: a name cannot hold a zero byte, leave it out")
+    return value.encode()
+
+
+def path(value):
+    """The bytes of a file's path for C; ValueError unless it is one that C takes whole."""
+    try:
+        encoded = os.fsencode(value)
+    except TypeError:
+        raise ValueError(f"path is {value!r}: must be a string or a path") from None
+    if not encoded or b"\0" in encoded:
+        raise ValueError(f"path is {value!r}: must be neither empty nor hold a zero byte")
+    return encoded
+
+
+def check_tensor(what, value):
+    """Raises ValueError unless the value is a torch tensor whose elements lie in one piece."""
+    if not (hasattr(value, "data_ptr") and hasattr(value, "is_contiguous")):
+        raise ValueError(f"{what} is {value!r}: must be a torch tensor")
+    if not value.is_contiguous():
+        raise ValueError(
+            f"{what} of shape {tuple(value.shape)} and strides {value.stride()} is not "
+            f"contiguous: pass {what}.contiguous(), or the flat buffer that holds it"
+        )

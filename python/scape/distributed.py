@@ -1,7 +1,10 @@
 """Who the other ranks are, and a communicator over them, without initialising a process group."""
 
 import datetime
+import math
 import os
+import socket
+import time
 
 from . import _library as lib
 from . import nccl
@@ -29,37 +32,151 @@ def _integer(name, default):
         raise ValueError(f"{name} is {text!r}: must be a whole number") from None
 
 
-def _rendezvous(rank, size):
-    """The launcher's key-value store. Kept for the life of the process: rank 0 may be its host."""
-    global _store
-    if _store is None:
+def _bootstrap_seconds():
+    """SCAPE_BOOTSTRAP_TIMEOUT, as the library reads it."""
+    text = os.environ.get("SCAPE_BOOTSTRAP_TIMEOUT", "120")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0.1 <= seconds <= 86400:
+        raise ValueError(
+            f"SCAPE_BOOTSTRAP_TIMEOUT is {text!r}: it takes a number in 0.1 .. 86400; correct it or"
+            " unset it"
+        )
+    return seconds
+
+
+class _Meeting:
+    """The n-th meeting of all ranks in the launcher's key-value store. All of it ends within
+    SCAPE_BOOTSTRAP_TIMEOUT, with a ScapeError that names who is missing.
+    """
+
+    def __init__(self, rank, size):
+        global _sequence
+        self._rank, self._size = rank, size
+        self._scope = f"meeting/{_sequence}"
+        _sequence += 1
+        self._seconds = _bootstrap_seconds()
+        self._end = time.monotonic() + self._seconds
+
+    def _left(self):
+        return datetime.timedelta(seconds=max(0.001, self._end - time.monotonic()))
+
+    def store(self):
+        """Kept for the life of the process: rank 0 may be its host."""
+        global _store
+        if _store is None:
+            _store = self._open_store()
+        return _store
+
+    def _open_store(self):
         import torch.distributed as dist
 
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
         if missing:
             raise ValueError(
-                f"WORLD_SIZE is {size} but {' and '.join(missing)} is not set: start the program "
-                "with torchrun or scape-run, or set it"
+                f"WORLD_SIZE is {self._size} but {' and '.join(missing)} is not set: start the "
+                "program with torchrun or scape-run, or set it"
             )
-        store, _, _ = next(dist.rendezvous("env://", rank=rank, world_size=size))
-        _store = dist.PrefixStore("scape", store)
-    return _store
+        address, port = os.environ["MASTER_ADDR"], _integer("MASTER_PORT", 0)
+        if not 0 < port < 65536:
+            raise ValueError(f"MASTER_PORT is {port}: must be in 1 .. 65535")
+        # torchrun hosts a store itself.
+        host = self._rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        if not host:
+            self._wait_for_host(address, port)
+        try:
+            # That of torch.distributed's env:// rendezvous, where a group is made that way too.
+            store = dist.TCPStore(
+                address,
+                port,
+                self._size,
+                host,
+                timeout=self._left(),
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
+        except RuntimeError as error:
+            raise lib.ScapeError(
+                lib.Status.SYSTEM,
+                f"the store at MASTER_ADDR:MASTER_PORT, {address}:{port}, cannot be opened by rank "
+                f"{self._rank}: {_first_line(error)}",
+            ) from None
+        return dist.PrefixStore("scape", store)
+
+    def _wait_for_host(self, address, port):
+        # Torch itself would write a stack trace for each time that it tries in vain.
+        while True:
+            try:
+                socket.create_connection((address, port), self._left().total_seconds()).close()
+                return
+            except OSError as error:
+                if time.monotonic() + 0.1 >= self._end:
+                    raise lib.ScapeError(
+                        lib.Status.TIMEOUT,
+                        f"rank 0, which keeps the store at MASTER_ADDR:MASTER_PORT, {address}:"
+                        f"{port}, did not come within {self._seconds:g} s"
+                        f" (SCAPE_BOOTSTRAP_TIMEOUT): {error}; see whether it started, and how it"
+                        " ended",
+                    ) from None
+            time.sleep(0.1)
+
+    def say(self, value=b"here"):
+        """Leaves this rank's value for the others."""
+        store = self.store()
+        try:
+            store.set(self._key(self._rank), value)
+        except RuntimeError as error:
+            raise self._gone(error) from None
+
+    def hear(self, ranks):
+        """What the ranks named said, once all have."""
+        store = self.store()
+        keys = [self._key(rank) for rank in ranks]
+        try:
+            store.wait(keys, self._left())
+            return [bytes(store.get(key)) for key in keys]
+        except RuntimeError as error:
+            try:
+                missing = [rank for rank in ranks if not store.check([self._key(rank)])]
+            except RuntimeError:
+                missing = []
+            if not missing:
+                raise self._gone(error) from None
+        shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
+        raise lib.ScapeError(
+            lib.Status.TIMEOUT,
+            f"rank {shown} of {self._size} did not come within {self._seconds:g} s"
+            " (SCAPE_BOOTSTRAP_TIMEOUT); see whether it started, and how it ended",
+        )
+
+    def _key(self, rank):
+        return f"{self._scope}/{rank}"
+
+    def _gone(self, error):
+        return lib.ScapeError(
+            lib.Status.REMOTE,
+            f"the store that rank 0, or torchrun, keeps for {self._size} ranks is gone"
+            f" ({_first_line(error)}); see how rank 0 ended",
+        )
+
+
+def _first_line(error):
+    return str(error).partition("\n")[0]
 
 
 def nccl_from_env():
     """See scape.nccl.Communicator.from_env()."""
-    global _sequence
     rank, size = world_from_env()
     if size == 1:
         return nccl.Communicator(nccl.get_unique_id(), 0, 1)
-    store = _rendezvous(rank, size)
-    key = f"nccl/{_sequence}"
-    _sequence += 1
+    meeting = _Meeting(rank, size)
     if rank == 0:
         unique_id = nccl.get_unique_id()
-        store.set(key, bytes(unique_id))
+        meeting.say(bytes(unique_id))
     else:
-        unique_id = nccl.UniqueId.from_bytes(bytes(store.get(key)))
+        unique_id = nccl.UniqueId.from_bytes(meeting.hear([0])[0])
     return nccl.Communicator(unique_id, rank, size)
 
 
@@ -131,11 +248,13 @@ def from_env(device="cpu"):
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        store = _rendezvous(rank, size)
+        meeting = _Meeting(rank, size)
+        meeting.say()
+        meeting.hear(range(size))
         timeout = datetime.timedelta(minutes=5)
         dist.init_process_group(
             "gloo",
-            store=dist.PrefixStore("gloo", store),
+            store=dist.PrefixStore("gloo", meeting.store()),
             rank=rank,
             world_size=size,
             timeout=timeout,

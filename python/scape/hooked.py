@@ -6,15 +6,20 @@ import torch
 
 from . import _api
 from . import _library as lib
-from . import distributed
+from . import _saved, distributed
 from ._buckets import (
+    check_communicator,
     check_group,
-    check_number,
+    check_options,
+    check_unchanged,
     choose_sparse,
     claim_name,
     close_buckets,
     make_buckets,
+    registered_values,
+    warn_of_data_parallel,
 )
+from .optim import AdamS
 
 
 def wrap(
@@ -38,10 +43,13 @@ def wrap(
     Its step() then all-reduces the gradients first (leave DistributedDataParallel out), and
     afterwards lengthens the step of each exchanged element by the steps it waited. The optimizer
     must keep AdamS's m, read `lr`, `betas`, `eps` and `weight_decay` (decoupled) from its groups,
-    and have taken no step yet. Parameters become views of flat buffers. step(closure) is refused.
+    and have taken no step yet; Adam, AdamW and others of torch's own are refused, since they keep a
+    second moment, and so is amsgrad. Parameters become views of flat buffers. step(closure) is
+    refused.
 
     Collective; the arguments are those of AdamS. state_dict() gains an entry "scape".
     """
+    _check_optimizer(optimizer)
     if getattr(optimizer, "scape", None) is not None:
         raise ValueError("the optimizer is wrapped already")
     if optimizer.state:
@@ -49,7 +57,8 @@ def wrap(
             "the optimizer has state: wrap it before its first step, then load its state"
         )
     if sparsity is not None:
-        check_number("sparsity", sparsity, 0, 1)
+        lib.check_sparsity("sparsity", sparsity)
+    check_communicator(communicator, use_scape)
     options = dict(
         total_steps=total_steps,
         dense_steps=dense_steps,
@@ -58,18 +67,43 @@ def wrap(
         payload=payload,
         age_cap=age_cap,
     )
+    check_options(options)
     optimizer.scape = Hooked(
         optimizer, sparsity, options, communicator, use_scape, claim_name(name)
     )
     return optimizer
 
 
+def _check_optimizer(optimizer):
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"optimizer is {optimizer!r}: must be a torch.optim.Optimizer")
+    kind = type(optimizer)
+    if isinstance(optimizer, AdamS):
+        raise ValueError("optimizer is a scape.AdamS, which exchanges its gradients itself: use it")
+    # A class of torch's own: what others derive from one may well be AdamS.
+    if kind.__module__.startswith("torch.optim"):
+        raise ValueError(
+            f"optimizer is torch's {kind.__name__}, not AdamS: wrap() is for AdamS, whose second"
+            " moment comes from its first; use scape.AdamS, or register its gradient buffers with"
+            ' role="gradient", which costs quality'
+        )
+    for index, group in enumerate(optimizer.param_groups):
+        if group.get("amsgrad"):
+            raise ValueError(
+                f"amsgrad of parameter group {index} is {group['amsgrad']!r}: the second moment's"
+                " maximum is none of AdamS's equations, switch it off"
+            )
+
+
 class _Bucket:
-    def __init__(self, group_index, flat, registration):
+    def __init__(self, group_index, name, kind, flat):
         self.group_index = group_index
+        self.name = name
+        self.kind = kind
         self.flat = flat
-        self.registration = registration
-        self.before = torch.empty_like(flat.param) if registration is not None else None
+        self.registration = None
+        self.registered = None  # registered_values() of the registration
+        self.before = None
 
 
 class Hooked:
@@ -81,10 +115,16 @@ class Hooked:
         self._finalizer = weakref.finalize(self, close_buckets, self._buckets, name)
         self._finalizer.atexit = False
         self._reduced = False
+        self._looked_around = False
+        self._state_seen = False
         self._communicator = communicator
         self._sparse = False
+        self._sparsity = sparsity
+        self._options = options
+        self._name = name
+        self._laid_out = [list(group["params"]) for group in optimizer.param_groups]
         try:
-            self._lay_out(optimizer, sparsity, options, use_scape, name)
+            self._lay_out(optimizer, use_scape)
         except Exception:
             self._finalizer()
             raise
@@ -95,7 +135,7 @@ class Hooked:
             optimizer.register_load_state_dict_pre_hook(self._load),
         ]
 
-    def _lay_out(self, optimizer, sparsity, options, use_scape, name):
+    def _lay_out(self, optimizer, use_scape):
         for index, group in enumerate(optimizer.param_groups):
             missing = [key for key in ("lr", "betas", "eps", "weight_decay") if key not in group]
             if missing:
@@ -112,20 +152,28 @@ class Hooked:
                 self._sparse = choose_sparse(self._communicator, use_scape, "the wrapped optimizer")
             for kind, flat in layout:
                 self._communicator.broadcast(flat.param, root=0)
-                registration = None
+                bucket = _Bucket(index, f"{self._name}.{index}.{kind}", kind, flat)
                 if self._sparse:
-                    registration = _api.register(
-                        flat.grad,
-                        name=f"{name}.{index}.{kind}",
-                        role="hooked",
-                        residual="internal",
-                        sparsity=group.get("sparsity", sparsity) if kind == "matrices" else 0.0,
-                        beta1=group["betas"][0],
-                        beta2=group["betas"][1],
-                        eps=group["eps"],
-                        **options,
-                    )
-                self._buckets.append(_Bucket(index, flat, registration))
+                    bucket.before = torch.empty_like(flat.param)
+                    self._register(bucket, group)
+                self._buckets.append(bucket)
+
+    def _register(self, bucket, group):
+        if bucket.registration is not None:
+            bucket.registration.unregister()
+        sparsity = group.get("sparsity", self._sparsity) if bucket.kind == "matrices" else 0.0
+        bucket.registration = _api.register(
+            bucket.flat.grad,
+            name=bucket.name,
+            role="hooked",
+            residual="internal",
+            sparsity=sparsity,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            eps=group["eps"],
+            **self._options,
+        )
+        bucket.registered = registered_values(group)
 
     @property
     def is_sparse(self):
@@ -148,6 +196,10 @@ class Hooked:
             raise lib.ScapeError(
                 lib.Status.USAGE, "all_reduce() was called twice without a step() in between"
             )
+        if not self._looked_around:
+            self._looked_around = True
+            parameters = [p for group in self._laid_out for p in group]
+            warn_of_data_parallel(parameters, "the wrapped optimizer")
         for bucket in self._buckets:
             bucket.flat.check_parameters()
             bucket.flat.gather_gradients()
@@ -172,6 +224,18 @@ class Hooked:
                 "step(closure) of a wrapped optimizer: gradients are exchanged before the step, the"
                 " closure would make new ones; call it yourself, then step()",
             )
+        groups = optimizer.param_groups
+        if [list(map(id, group["params"])) for group in groups] != [
+            list(map(id, parameters)) for parameters in self._laid_out
+        ]:
+            raise lib.ScapeError(
+                lib.Status.USAGE,
+                "the optimizer's parameters are not those that were wrapped: add every group before"
+                " wrap()",
+            )
+        for bucket in self._buckets:
+            if bucket.registration is not None:
+                check_unchanged(bucket.name, groups[bucket.group_index], bucket.registered)
         if not self._reduced:
             self.all_reduce()
         for bucket in self._buckets:
@@ -181,6 +245,14 @@ class Hooked:
     @torch.no_grad()
     def _after_step(self, optimizer, args, kwargs):
         self._reduced = False
+        if self._sparse and not self._state_seen:
+            self._state_seen = True
+            if any("exp_avg_sq" in state for state in optimizer.state.values()):
+                lib.warn_once(
+                    f"the wrapped {type(optimizer).__name__} keeps exp_avg_sq, a second moment of"
+                    " its own: AdamS has none, and sparse exchange under Adam or AdamW costs"
+                    " quality; use scape.AdamS"
+                )
         for bucket in self._buckets:
             if bucket.registration is not None:
                 group = optimizer.param_groups[bucket.group_index]
@@ -195,25 +267,37 @@ class Hooked:
     def _save(self, optimizer, state_dict):
         library = None
         if self._sparse:
-            library = torch.frombuffer(bytearray(_api.save_state()), dtype=torch.uint8)
+            library = _saved.save({bucket.name for bucket in self._buckets})
         state_dict["scape"] = {
             "rank": self._communicator.rank,
             "size": self._communicator.size,
+            "name": self._name,
             "library": library,
         }
 
     def _load(self, optimizer, state_dict):
         saved = state_dict.get("scape")
+        library = None
+        if saved is not None:
+            fields = ("rank", "size", "name", "library")
+            _saved.check_entry(saved, fields, self._communicator, self._name, self._sparse)
+            library = saved["library"]
+        _saved.check_groups(optimizer, state_dict)
         if not self._sparse:
             return
-        if saved is None or saved["library"] is None:
+        # First, since it may refuse: nothing has changed then.
+        if library is not None:
+            _saved.load(library)
+        dropped = False
+        for bucket in self._buckets:
+            group = {
+                **optimizer.param_groups[bucket.group_index],
+                **state_dict["param_groups"][bucket.group_index],
+            }
+            if library is None or registered_values(group) != bucket.registered:
+                self._register(bucket, group)
+                dropped = True
+        if library is None:
             lib.warn_once("the state was saved without Scape: residuals start from zero")
-            return
-        here = (self._communicator.rank, self._communicator.size)
-        if (saved["rank"], saved["size"]) != here:
-            raise lib.ScapeError(
-                lib.Status.DATA,
-                f"the state is of rank {saved['rank']} of {saved['size']}, this is rank {here[0]}"
-                f" of {here[1]}: each rank loads what it saved, in a run of as many ranks",
-            )
-        _api.load_state(saved["library"].cpu().numpy().tobytes())
+        elif dropped:
+            _saved.load(library)  # what waited for a registration went with it

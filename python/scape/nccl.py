@@ -114,7 +114,10 @@ def _call(name, *args):
         entry = getattr(_load(), name)
         entry.restype, entry.argtypes = _int, _SIGNATURES[name]
         _functions[name] = entry
-    result = entry(*args)
+    try:
+        result = entry(*args)
+    except ctypes.ArgumentError as error:
+        raise ValueError(f"{name}: {error}: see what the call takes") from None
     if result != 0:
         raise NcclError(result, f"{name}: {_reason(result)}")
 
@@ -245,8 +248,7 @@ class Communicator:
 
     @staticmethod
     def _pointer(tensor):
-        if not tensor.is_contiguous():
-            raise ValueError("a collective needs a contiguous tensor: pass tensor.contiguous()")
+        lib.check_tensor("tensor", tensor)
         if tensor.device.type == "cpu" and lib.version() is None:
             raise NcclError(
                 5,

@@ -6,14 +6,18 @@ import torch
 
 from . import _api
 from . import _library as lib
-from . import distributed, nccl
+from . import _saved, distributed, nccl
 from ._buckets import (
+    check_communicator,
     check_group,
-    check_number,
+    check_options,
+    check_unchanged,
     choose_sparse,
     claim_name,
     close_buckets,
     make_buckets,
+    registered_values,
+    warn_of_data_parallel,
 )
 
 # Elements per pass of the dense step: the temporaries of one pass stay in the cache.
@@ -23,16 +27,16 @@ _CHUNK = 1 << 17
 class _Bucket:
     """One flat bucket of one parameter group."""
 
-    def __init__(self, group_index, name, flat, sparsity):
+    def __init__(self, group_index, name, kind, flat):
         self.group_index = group_index
         self.name = name
+        self.kind = kind
         self.flat = flat
-        self.sparsity = sparsity
         # Of dense training; with Scape the library keeps it, and this is what was loaded until the
         # next call takes it over.
         self.moment = None
         self.registration = None
-        self.registered_as = None  # the betas and eps of the registration
+        self.registered = None  # registered_values() of the registration
         self.called = False  # the library has met a call of this buffer
         self.version = 0  # of the gradient buffer, at the last all_reduce() or step()
 
@@ -53,12 +57,17 @@ class AdamS(torch.optim.Optimizer):
     active only the masked elements travel and are updated, as docs/algorithm.md says. Without it
     training is dense, to the equations above, and one line says so (SCAPE_REQUIRED=1 stops).
 
-    Gradients live in the optimizer's flat buffers. With the residual in place, what was not sent
-    stays there too, and so
-      - zero_grad() clears only what was sent, whatever set_to_none says;
-      - p.grad must not be replaced, rescaled or clipped: residual="internal" allows all that, at 4
-        bytes an element.
-    Parameters become views of flat buffers: move the model to its device and type first.
+    Parameters become views of flat buffers: move the model to its device and type first. Gradients
+    are the program's own until step(), which gathers them in flat buffers: clip, unscale and clear
+    them as ever.
+
+    residual="in_place" saves 4 bytes an element and one pass over memory a step: what was not sent
+    stays in the gradient buffer. Then p.grad is more than a gradient, and
+      - never clip, rescale or unscale it (no clip_grad_norm_(), no GradScaler): that scales what
+        waits too, and nothing can notice;
+      - clear it with this optimizer's zero_grad() alone, which clears only what was sent, whatever
+        set_to_none says; model.zero_grad(set_to_none=False) and p.grad.zero_() drop what waits;
+      - do not replace it: that is an error.
 
     Constructing it is collective over the communicator's ranks: parameters are broadcast from
     rank 0, so that all start alike. All arguments must be alike on all ranks.
@@ -69,7 +78,7 @@ class AdamS(torch.optim.Optimizer):
         One-dimensional tensors always travel whole.
     total_steps: length of the run, from which the dense warm-up (1 %) and the ramp (10 %) follow;
         dense_steps, ramp_steps and ramp_sparsity set them one by one.
-    payload: "fp32" or "bf16". residual: "in_place" or "internal". rule: "lazy" or "plain".
+    payload: "fp32" or "bf16". residual: "internal" or "in_place". rule: "lazy" or "plain".
     age_cap: the most by which an element's step is lengthened for the steps it waited.
     communicator: a scape.nccl.Communicator, or an object with rank, size, all_reduce and broadcast;
         None: all ranks that the launcher started.
@@ -91,7 +100,7 @@ class AdamS(torch.optim.Optimizer):
         ramp_steps=0,
         ramp_sparsity=None,
         payload=None,
-        residual="in_place",
+        residual="internal",
         rule="lazy",
         age_cap=None,
         communicator=None,
@@ -100,11 +109,7 @@ class AdamS(torch.optim.Optimizer):
     ):
         defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, sparsity=sparsity)
         check_group(defaults)
-        lib.choice("residual", residual, lib.RESIDUALS)
-        if ramp_sparsity is not None:
-            check_number("ramp_sparsity", ramp_sparsity, 0, 1)
-        if age_cap is not None:
-            check_number("age_cap", age_cap, 1)
+        check_communicator(communicator, use_scape)
         self._options = dict(
             total_steps=total_steps,
             dense_steps=dense_steps,
@@ -115,8 +120,10 @@ class AdamS(torch.optim.Optimizer):
             rule=rule,
             age_cap=age_cap,
         )
+        check_options(self._options)
         self._buckets = []
         self._reduced = False
+        self._looked_around = False
         self._steps = 0
         self._communicator = communicator
         self._use_scape = use_scape
@@ -152,8 +159,7 @@ class AdamS(torch.optim.Optimizer):
         if self._sparse is None:
             self._sparse = choose_sparse(self._communicator, self._use_scape, "AdamS")
         for kind, flat in layout:
-            sparsity = group["sparsity"] if kind == "matrices" else 0.0
-            bucket = _Bucket(index, f"{self._name}.{index}.{kind}", flat, sparsity)
+            bucket = _Bucket(index, f"{self._name}.{index}.{kind}", kind, flat)
             self._communicator.broadcast(flat.param, root=0)
             if self._sparse:
                 self._register(bucket)
@@ -163,17 +169,19 @@ class AdamS(torch.optim.Optimizer):
     def _register(self, bucket):
         group = self.param_groups[bucket.group_index]
         beta1, beta2 = group["betas"]
+        if bucket.registration is not None:
+            bucket.registration.unregister()
         bucket.registration = _api.register(
             bucket.flat.grad,
             name=bucket.name,
             role="fused",
-            sparsity=bucket.sparsity,
+            sparsity=group["sparsity"] if bucket.kind == "matrices" else 0.0,
             beta1=beta1,
             beta2=beta2,
             eps=group["eps"],
             **self._options,
         )
-        bucket.registered_as = (float(beta1), float(beta2), float(group["eps"]))
+        bucket.registered = registered_values(group)
         bucket.called = False
 
     @property
@@ -205,6 +213,10 @@ class AdamS(torch.optim.Optimizer):
             raise lib.ScapeError(
                 lib.Status.USAGE, "all_reduce() was called twice without a step() in between"
             )
+        if not self._looked_around:
+            self._looked_around = True
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            warn_of_data_parallel(parameters, "AdamS")
         for bucket in self._buckets:
             bucket.flat.check_parameters()
             if self._in_place:
@@ -241,6 +253,10 @@ class AdamS(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             check_group(group)
+        if self._sparse:
+            for bucket in self._buckets:
+                group = self.param_groups[bucket.group_index]
+                check_unchanged(bucket.name, group, bucket.registered)
         if not self._reduced:
             self.all_reduce()
         for bucket in self._buckets:
@@ -261,13 +277,6 @@ class AdamS(torch.optim.Optimizer):
                 lib.Status.USAGE,
                 f"gradients of {bucket.name} were written between all_reduce() and step(): with the"
                 ' residual in place that loses them; use residual="internal" to clip or rescale',
-            )
-        wanted = (*map(float, group["betas"]), float(group["eps"]))
-        if wanted != bucket.registered_as:
-            raise lib.ScapeError(
-                lib.Status.USAGE,
-                f"betas and eps of {bucket.name} are {wanted}, but it was registered with "
-                f"{bucket.registered_as}: only lr and weight_decay may change during a run",
             )
         _api.adams_step(flat.grad, flat.param, float(group["lr"]), float(group["weight_decay"]))
 
@@ -318,6 +327,13 @@ class AdamS(torch.optim.Optimizer):
         """Ends the registrations. Parameters and gradients stay where they are. Idempotent."""
         self._finalizer()
 
+    def __getstate__(self):
+        raise lib.ScapeError(
+            lib.Status.USAGE,
+            "an AdamS cannot be copied or pickled, it holds registrations and buffers that the"
+            " model's parameters live in: make a new one, and load state_dict() into it",
+        )
+
     # ---- saving and loading ----
 
     @torch.no_grad()
@@ -340,16 +356,18 @@ class AdamS(torch.optim.Optimizer):
             "rank": self._communicator.rank,
             "size": self._communicator.size,
             "step": self._steps,
+            "name": self._name,
             "library": None,
         }
         if self._sparse:
-            data = bytearray(_api.save_state())
-            packed["scape"]["library"] = torch.frombuffer(data, dtype=torch.uint8)
+            packed["scape"]["library"] = _saved.save({bucket.name for bucket in self._buckets})
         return packed
 
     @torch.no_grad()
     def load_state_dict(self, state_dict):
-        """Takes what state_dict() gave on the same rank of as many ranks. On all ranks alike.
+        """Takes what state_dict() gave on the same rank of as many ranks; on all ranks alike. The
+        values of the groups, sparsity included, are then the state's, as torch has it. What is
+        refused changes nothing.
 
         Between Scape and dense training the first moment, or the residual, is not carried over; a
         line says so.
@@ -363,23 +381,23 @@ class AdamS(torch.optim.Optimizer):
             raise lib.ScapeError(
                 lib.Status.DATA, "the state is not one of scape.AdamS: it has no entry 'scape'"
             )
-        here = (self._communicator.rank, self._communicator.size)
-        if self._sparse and saved["library"] is not None and (saved["rank"], saved["size"]) != here:
-            raise lib.ScapeError(
-                lib.Status.DATA,
-                f"the state is of rank {saved['rank']} of {saved['size']}, this is rank {here[0]}"
-                f" of {here[1]}: each rank loads what it saved, in a run of as many ranks",
-            )
+        fields = ("rank", "size", "step", "name", "library")
+        _saved.check_entry(saved, fields, self._communicator, self._name, self._sparse)
+        _saved.check_groups(self, state_dict)
+        library = saved["library"] if self._sparse else None
+        # First, since it may refuse: nothing has changed then.
+        if library is not None:
+            _saved.load(library)
         super().load_state_dict(state_dict)
-        self._steps = int(saved["step"])
+        self._steps = saved["step"]
+        dropped = False
         for bucket in self._buckets:
             bucket.flat.grad.zero_()
             if self._sparse:
                 group = self.param_groups[bucket.group_index]
-                registered_as = (*map(float, group["betas"]), float(group["eps"]))
-                if registered_as != bucket.registered_as:
-                    bucket.registration.unregister()
+                if library is None or registered_values(group) != bucket.registered:
                     self._register(bucket)
+                    dropped = True
                 # The library takes the state over at the next call, residual included: until then
                 # its answers, and its mask, are not those of what was loaded.
                 bucket.called = False
@@ -391,13 +409,13 @@ class AdamS(torch.optim.Optimizer):
                     view.copy_(entry["exp_avg"])
             bucket.version = bucket.flat.grad._version
         self.state.clear()
-        if self._sparse and saved["library"] is not None:
-            _api.load_state(saved["library"].cpu().numpy().tobytes())
-        elif self._sparse:
+        if dropped and library is not None:
+            _saved.load(library)  # what waited for a registration went with it
+        if self._sparse and library is None:
             lib.warn_once(
                 "the state was saved by dense training: the first moment starts from zero"
             )
-        elif saved["library"] is not None:
+        elif not self._sparse and saved["library"] is not None:
             lib.warn_once(
                 "the state was saved with Scape active, training goes on dense: what had not been"
                 " sent is dropped; flush() before saving keeps it"

@@ -97,3 +97,29 @@ def test_two_ranks_train_dense_over_gloo(tmp_path):
     first, second = (open(tmp_path / f"{rank}.bin", "rb").read() for rank in (0, 1))
     assert first == second and len(first) > 0
     assert os.path.exists(tmp_path / "reference_matches")
+
+
+@pytest.mark.parametrize("preloaded", [False, True])
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_rank_that_never_comes_is_named_in_time(dead, preloaded, library):
+    results = run_ranks(
+        "worker_meeting.py",
+        3,
+        dead,
+        preload=library if preloaded else None,
+        environment={"SCAPE_BOOTSTRAP_TIMEOUT": "4"},
+        timeout=100,
+    )
+    for rank, (status, out, err) in enumerate(results):
+        if rank != dead:
+            assert status == 0, f"rank {rank}\n{out}\n{err}"
+            assert f"rank {dead}" in out and "SCAPE_BOOTSTRAP_TIMEOUT" in out, out
+
+
+def test_data_parallel_around_the_model_is_noticed():
+    results = run_ranks("worker_parallel.py", 2)
+    assert_all_ended_well(results)
+    for _, out, err in results:
+        for what in ("AdamS", "the wrapped optimizer"):
+            assert err.count(f"{what} exchanges them again") == 1, err
+        assert err.index("quiet") < err.index("exchanges the gradients"), err

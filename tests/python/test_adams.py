@@ -1,6 +1,8 @@
 """scape.AdamS, dense, in one process: equations, layout of gradients, errors, saving."""
 
+import copy
 import io
+import pickle
 
 import numpy as np
 import pytest
@@ -99,7 +101,7 @@ def test_gradients_are_views_of_one_buffer_and_accumulate():
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zero_grad_clears_and_keeps_the_views(set_to_none):
     model = make_model()
-    optimizer = scape.AdamS(model.parameters())
+    optimizer = scape.AdamS(model.parameters(), residual="in_place")
     model(batches(1)[0]).sum().backward()
     views = [p.grad for p in model.parameters()]
     optimizer.zero_grad(set_to_none=set_to_none)
@@ -108,7 +110,7 @@ def test_zero_grad_clears_and_keeps_the_views(set_to_none):
 
 def test_a_replaced_gradient_is_an_error_that_names_the_way_out():
     model = make_model()
-    optimizer = scape.AdamS(model.parameters())
+    optimizer = scape.AdamS(model.parameters(), residual="in_place")
     model(batches(1)[0]).sum().backward()
     model.zero_grad()
     with pytest.raises(RuntimeError, match=r"p\.grad .* is None.*optimizer\.zero_grad\(\)"):
@@ -118,9 +120,9 @@ def test_a_replaced_gradient_is_an_error_that_names_the_way_out():
         optimizer.step()
 
 
-def test_internal_residual_takes_gradients_from_anywhere():
+def test_the_default_takes_gradients_from_anywhere():
     ours, theirs = make_model(), make_model()
-    optimizer = scape.AdamS(ours.parameters(), residual="internal")
+    optimizer = scape.AdamS(ours.parameters())
     reference = ReferenceAdamS(theirs.parameters())
     for x in batches(5):
         for model, opt in ((ours, optimizer), (theirs, reference)):
@@ -160,7 +162,19 @@ def test_parameters_must_be_fp32():
         (dict(sparsity=1.0), "sparsity is 1.0: must be at least 0 and below 1"),
         (dict(sparsity="much"), "sparsity is 'much': must be a number"),
         (dict(residual="gone"), "residual is 'gone': must be one of internal, in_place"),
-        (dict(age_cap=0.5), "age_cap is 0.5: must be at least 1"),
+        (dict(residual=["internal"]), r"residual is \['internal'\]: must be one of"),
+        (dict(payload="fp16"), "payload is 'fp16': must be one of fp32, bf16"),
+        (dict(rule=None, age_cap=0.5), "age_cap is 0.5: must be at least 1"),
+        (dict(sparsity=1 - 1e-16), "sparsity is 0.9999.* the most is 0.999999999"),
+        (dict(ramp_sparsity=1.5), "ramp_sparsity is 1.5: must be at least 0 and below 1"),
+        (dict(total_steps="a"), "total_steps is 'a': must be a whole number"),
+        (dict(ramp_steps=float("inf")), "ramp_steps is inf: must be a whole number"),
+        (dict(dense_steps=2**64 - 1), r"dense_steps is 18446744073709551615: .*sparsity=0"),
+        (dict(communicator=5), "communicator is 5: must be a scape.nccl.Communicator"),
+        (dict(communicator="gloo"), "communicator is 'gloo': .*TorchCommunicator"),
+        (dict(use_scape="yes"), "use_scape is 'yes': must be None, False or True"),
+        (dict(name="a\0b"), r"name is 'a\\x00b': .*zero byte"),
+        (dict(name=None), "name is None: must be a string"),
     ],
 )
 def test_bad_hyperparameters_are_named(options, message):
@@ -283,6 +297,74 @@ def test_wrapped_reference_is_untouched_when_dense():
     assert optimizer.scape is None
 
 
+def test_wrap_refuses_what_is_no_adams():
+    class Maximum(ReferenceAdamS):
+        def __init__(self, params):
+            super().__init__(params)
+            self.param_groups[0]["amsgrad"] = True
+
+    parameters = list(make_model().parameters())
+    before = [p.data_ptr() for p in parameters]
+    for optimizer, message in (
+        (5, "optimizer is 5: must be a torch.optim.Optimizer"),
+        (torch.optim.AdamW(parameters, amsgrad=True), "torch's AdamW, not AdamS"),
+        (torch.optim.Adam(parameters), "torch's Adam, not AdamS"),
+        (Maximum(parameters), "amsgrad of parameter group 0 is True"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            scape.wrap(optimizer)
+    assert before == [p.data_ptr() for p in parameters]
+    with pytest.raises(ValueError, match="exchanges its gradients itself"):
+        scape.wrap(scape.AdamS(parameters))
+    for options, message in (
+        (dict(dense_steps=-1), "dense_steps is -1"),
+        (dict(communicator=5), "communicator is 5"),
+        (dict(age_cap=0), "age_cap is 0"),
+        (dict(name=""), "name is ''"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            scape.wrap(ReferenceAdamS(parameters), **options)
+
+
+def test_groups_added_to_a_wrapped_optimizer_are_refused():
+    model = make_model()
+    optimizer = scape.wrap(ReferenceAdamS(model[0].parameters()))
+    optimizer.add_param_group({"params": list(model[2].parameters())})
+    with pytest.raises(scape.ScapeError, match="add every group before wrap"):
+        optimizer.step()
+
+
+def test_a_wrapped_optimizer_refuses_a_state_that_does_not_fit():
+    optimizer = scape.wrap(ReferenceAdamS(make_model().parameters()))
+    state = optimizer.state_dict()
+    with pytest.raises(scape.ScapeError, match="should hold rank, size, name, library"):
+        optimizer.load_state_dict({**state, "scape": {}})
+    other = scape.wrap(ReferenceAdamS(make_model()[0].parameters()))
+    with pytest.raises(scape.ScapeError, match=r"groups have \[2\] parameters"):
+        optimizer.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_are_refused_with_the_way_out(duplicate):
+    with pytest.raises(scape.ScapeError, match=r"cannot be copied .* load state_dict\(\)"):
+        duplicate(scape.AdamS(make_model().parameters()))
+
+
+def test_parameters_without_elements_are_left_alone():
+    empty, full = torch.nn.Parameter(torch.ones(0, 3)), torch.nn.Parameter(torch.ones(2, 3))
+    optimizer = scape.AdamS([empty, full])
+    for _ in range(2):
+        (empty.sum() + full.sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert (full < 1).all()
+    assert [grad.numel() for _, grad in optimizer.buckets] == [6]
+    assert not scape.AdamS([torch.nn.Parameter(torch.ones(0, 3))]).buckets
+
+
 def test_wrap_needs_the_hyperparameters_of_adams():
+    class Descent(torch.optim.SGD):
+        pass
+
     with pytest.raises(ValueError, match="no betas, eps"):
-        scape.wrap(torch.optim.SGD(make_model().parameters(), lr=0.1))
+        scape.wrap(Descent(make_model().parameters(), lr=0.1))

@@ -49,7 +49,7 @@ def backward(matrix, vector, step, data):
 
 def fused():
     matrix, vector = parameters()
-    optimizer = scape.AdamS([matrix, vector], **OPTIONS)
+    optimizer = scape.AdamS([matrix, vector], residual="in_place", **OPTIONS)
     assert optimizer.is_sparse
     buffer = dict(optimizer.buckets)["adams.0.matrices"]
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
@@ -88,10 +88,14 @@ def fused():
 def internal():
     """The residual inside the library: gradients from anywhere, the values of in place."""
     matrix, vector = parameters()
-    optimizer = scape.AdamS([matrix, vector], residual="internal", **OPTIONS)
+    optimizer = scape.AdamS([matrix, vector], **OPTIONS)
     twin_matrix, twin_vector = parameters()
     twin = scape.AdamS(
-        [twin_matrix, twin_vector], communicator=optimizer.communicator, name="twin", **OPTIONS
+        [twin_matrix, twin_vector],
+        communicator=optimizer.communicator,
+        residual="in_place",
+        name="twin",
+        **OPTIONS,
     )
     data = gradients(14)
     for step in range(14):
@@ -168,7 +172,7 @@ def resume():
 def rules():
     """What zero_grad() and step() allow with the residual in place."""
     matrix, vector = parameters()
-    optimizer = scape.AdamS([matrix, vector], **OPTIONS)
+    optimizer = scape.AdamS([matrix, vector], residual="in_place", **OPTIONS)
     buffer = dict(optimizer.buckets)["adams.0.matrices"]
     data = gradients(12)
     for step in range(10):
@@ -196,7 +200,7 @@ def rules():
 def flush():
     """What waits is sent by one dense step; nothing is lost and ranks stay alike."""
     matrix, vector = parameters()
-    optimizer = scape.AdamS([matrix, vector], **OPTIONS)
+    optimizer = scape.AdamS([matrix, vector], residual="in_place", **OPTIONS)
     buffer = dict(optimizer.buckets)["adams.0.matrices"]
     data = gradients(10)
     for step in range(10):
