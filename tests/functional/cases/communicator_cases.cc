@@ -1,0 +1,193 @@
+// Communicators that are made anew: F28.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+#include "tests/functional/cases/case.h"
+#include "tests/support/slowdown.h"
+
+namespace scape::cases {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A registered buffer, and what went into it and came out of it over one communicator.
+struct Weights {
+  Weights(size_t count, const std::string& name, double kept)
+      : values(count), registration(add(values.data(), count, name.c_str(), kept)) {}
+  ~Weights() { SCAPE(scape_unregister(registration)); }
+
+  void step(const Rank& self, ncclComm_t comm, int step, Conservation* sum) {
+    fill(values, values_of(self, step, values.size()));
+    sum->input(values);
+    all_reduce(values, comm);
+    sum->output(values);
+  }
+  void check(Rank& self, ncclComm_t comm, const Conservation& sum) const {
+    check_agreement(self, comm, values.data(), values.size() * sizeof(float));
+    sum.check(self, comm, values.data());
+  }
+  scape_stats stats() const { return stats_of(values.data(), values.size()); }
+
+  std::vector<float> values;
+  scape_registration registration;
+};
+
+// A dense sum to which each of `ranks` ranks gives `value`.
+void check_dense(ncclComm_t comm, int ranks, float value, size_t count = 1000) {
+  std::vector<float> buffer(count, value);
+  all_reduce(buffer, comm);
+  for (const float sum : buffer) CHECK(sum == static_cast<float>(ranks) * value);
+}
+
+// ---- F28 ----
+
+// Whether the rounds that have been are enough: all ranks say the same. On a busy machine a round
+// can take half a second, most of it for the 180 MB that libfabric's endpoints fill.
+bool enough(ncclComm_t comm, Clock::time_point began, int done, int all) {
+  float late = since(began) > 8 ? 1 : 0;
+  NCCL(ncclAllReduce(&late, &late, 1, ncclFloat32, ncclMax, comm, nullptr));
+  return done == all || (done >= 10 && late == 1);
+}
+
+RANKED_CASE(F28_made_anew_while_a_rank_is_slow, 2) {
+  Weights weights(1000, "weights", 0.1);
+  const auto began = Clock::now();
+  int rounds = 0;
+  for (bool over = false; !over;) {
+    const ncclComm_t comm = self.init();
+    check_dense(comm, 2, static_cast<float>(rounds));
+    Conservation sum(1000);
+    for (int step = 0; step < 3; ++step) weights.step(self, comm, 3 * rounds + step, &sum);
+    weights.check(self, comm, sum);
+    over = enough(comm, began, ++rounds, 50);
+    // The other has closed, and calls for the next one.
+    if (self.rank == 1 && rounds % 2 == 0)
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    NCCL(ncclCommDestroy(comm));
+  }
+  std::fprintf(stderr, "%d rounds\n", rounds);
+  CHECK(stats_of(weights.values.data(), 0).sparse_calls == 2 * static_cast<uint64_t>(rounds));
+}
+
+RANKED_CASE(F28_id_used_twice, 2) {
+  const ncclUniqueId id = self.next_id();
+  ncclComm_t comm = nullptr;
+  NCCL(ncclCommInitRank(&comm, 2, id, self.rank));
+  for (const bool lives : {true, false}) {
+    const auto began = Clock::now();
+    ncclComm_t second = nullptr;
+    CHECK(ncclCommInitRank(&second, 2, id, self.rank) != ncclSuccess);
+    CHECK(since(began) < 10 * test::kSlowdown);
+    CHECK_SAYING(contains(ncclGetLastError(nullptr), "the unique id was used before"),
+                 ncclGetLastError(nullptr));
+    CHECK(second == nullptr);
+    if (!lives) continue;
+    check_dense(comm, 2, 1);
+    NCCL(ncclCommDestroy(comm));
+  }
+}
+
+RANKED_CASE(F28_destroyed_twice, 2) {
+  Weights weights(1000, "weights", 0.1);
+  const ncclComm_t other = self.init();
+  for (int round = 0; round < 10; ++round) {
+    const ncclComm_t comm = self.init();
+    all_reduce(weights.values, comm);
+    std::atomic<int> destroyed{0}, refused{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&] {
+        const ncclResult_t result = ncclCommDestroy(comm);
+        destroyed += result == ncclSuccess;
+        refused += result == ncclInvalidArgument;
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    CHECK(destroyed == 1 && refused == 3);
+    // Whatever is called afterwards, registered or not, alone or in a group.
+    CHECK(ncclCommFinalize(comm) == ncclInvalidArgument);
+    CHECK(ncclCommAbort(comm) == ncclInvalidArgument);
+    float* const data = weights.values.data();
+    CHECK(ncclAllReduce(data, data, 1000, ncclFloat32, ncclSum, comm, nullptr) ==
+          ncclInvalidArgument);
+    CHECK_SAYING(contains(ncclGetLastError(nullptr), "destroyed"), ncclGetLastError(nullptr));
+    NCCL(ncclGroupStart());
+    CHECK(ncclBroadcast(data, data, 1000, ncclFloat32, 0, comm, nullptr) == ncclInvalidArgument);
+    CHECK(ncclGroupEnd() == ncclInvalidArgument);
+    check_dense(other, 2, 1);
+  }
+}
+
+RANKED_CASE(F28_nothing_is_left_open, 2) {
+  Weights weights(1000, "weights", 0.1);
+  size_t descriptors = 0, threads = 0;
+  const auto began = Clock::now();
+  int rounds = 0;
+  for (bool over = false; !over;) {
+    const ncclComm_t comm = self.init();
+    for (int step = 0; step < 2; ++step) all_reduce(weights.values, comm);
+    over = enough(comm, began, ++rounds, 200);
+    NCCL(ncclCommDestroy(comm));
+    if (rounds == 5) {
+      descriptors = entries_of("/proc/self/fd");
+      threads = entries_of("/proc/self/task");
+    }
+  }
+  std::fprintf(stderr, "%d rounds, %zu descriptors and %zu threads after five\n", rounds,
+               descriptors, threads);
+  CHECK_SAYING(entries_of("/proc/self/fd") == descriptors,
+               std::to_string(entries_of("/proc/self/fd")) + " descriptors");
+  CHECK_SAYING(entries_of("/proc/self/task") == threads,
+               std::to_string(entries_of("/proc/self/task")) + " threads");
+}
+
+// Rank 1 may open 64 files. Communicators are made until that is not enough.
+LAUNCHED_CASE(F28_few_descriptors) {
+  std::vector<Run> runs = rank_runs("F28_few_descriptors", 2);
+  for (Run& one : runs) {
+    one.environment["SCAPE_TIMEOUT"] = "3";
+    one.environment["SCAPE_BOOTSTRAP_TIMEOUT"] = "3";
+  }
+  expect(runs, {0, 0});
+}
+RANK_PART(F28_few_descriptors) {
+  const rlimit few{64, 64};
+  if (self.rank == 1) CHECK(::setrlimit(RLIMIT_NOFILE, &few) == 0);
+  std::vector<ncclComm_t> comms;
+  ncclResult_t result = ncclSuccess;
+  std::string explanation;
+  while (result == ncclSuccess) {
+    CHECK(comms.size() < 64);
+    ncclComm_t comm = nullptr;
+    result = ncclCommInitRank(&comm, 2, self.next_id(), self.rank);
+    explanation = ncclGetLastError(nullptr);
+    if (comm == nullptr) continue;
+    comms.push_back(comm);
+    check_dense(comm, 2, 1);
+  }
+  std::fprintf(stderr, "%zu communicators, then: %s\n", comms.size(), explanation.c_str());
+  if (self.rank == 1) CHECK_SAYING(contains(explanation, "ulimit -n"), explanation);
+  self.meet("short of descriptors");
+  // Those that there are go on, and what they held serves the next one.
+  for (const ncclComm_t comm : comms) check_dense(comm, 2, 2);
+  for (const ncclComm_t comm : comms) NCCL(ncclCommDestroy(comm));
+  const ncclComm_t comm = self.init();
+  check_dense(comm, 2, 3);
+  NCCL(ncclCommDestroy(comm));
+  // Ids hold descriptors, too, until they are used.
+  if (self.rank == 0) return;
+  ncclUniqueId id;
+  result = ncclSuccess;
+  for (int made = 0; made < 64 && result == ncclSuccess; ++made) result = ncclGetUniqueId(&id);
+  CHECK(result == ncclSystemError);
+  CHECK_SAYING(contains(ncclGetLastError(nullptr), "Too many open files"),
+               ncclGetLastError(nullptr));
+}
+
+}  // namespace
+}  // namespace scape::cases
