@@ -1,11 +1,13 @@
-// Communicators that are made anew: F28.
+// Communicators that are made anew, and used by several threads: F28 and F29.
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <random>
 #include <thread>
+#include <utility>
 
 #include "tests/functional/cases/case.h"
 #include "tests/support/slowdown.h"
@@ -187,6 +189,143 @@ RANK_PART(F28_few_descriptors) {
   CHECK(result == ncclSystemError);
   CHECK_SAYING(contains(ncclGetLastError(nullptr), "Too many open files"),
                ncclGetLastError(nullptr));
+}
+
+// ---- F29 ----
+
+constexpr int kThreads = 4;
+
+RANKED_CASE(F29_a_communicator_for_each_thread, 2) {
+  std::vector<ncclComm_t> comms;
+  for (int i = 0; i < kThreads; ++i) comms.push_back(self.init());
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      const ncclComm_t comm = comms[static_cast<size_t>(i)];
+      // The order of the threads' calls differs between the ranks.
+      std::minstd_rand random(static_cast<unsigned>(1 + self.rank * kThreads + i));
+      Weights weights(5000, "weights " + std::to_string(i), 0.1);
+      Conservation sum(5000);
+      for (int call = 0; call < 100; ++call) {
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 1000));
+        weights.step(self, comm, 100 * i + call, &sum);
+        check_dense(comm, 2, static_cast<float>(100 * i + call), 50);
+        if (call % 10 == 9) weights.check(self, comm, sum);
+      }
+      const scape_stats stats = weights.stats();
+      CHECK(stats.sparse_calls == 99 && stats.step == 100);
+    });
+  }
+  // Meanwhile others come and go.
+  std::atomic<bool> over{false};
+  size_t rounds = 0;
+  std::thread clerk([&] {
+    std::vector<float> buffer(3000);
+    scape_stats stats;
+    stats.size = sizeof stats;
+    for (; !over; ++rounds) {
+      const scape_registration registration = add(buffer.data(), 3000, "unused", 0.1);
+      CHECK(stats_of(buffer.data(), 0).intercepted_calls == 0);
+      SCAPE(scape_get_stats(nullptr, 0, &stats));
+      SCAPE(scape_unregister(registration));
+      CHECK(scape_get_stats(buffer.data(), 3000, &stats) == SCAPE_ERR_NOT_FOUND);
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  });
+  for (std::thread& thread : threads) thread.join();
+  over = true;
+  clerk.join();
+  CHECK(rounds > 0);
+  scape_stats stats;
+  stats.size = sizeof stats;
+  SCAPE(scape_get_stats(nullptr, 0, &stats));
+  CHECK(stats.sparse_calls == 99 * kThreads);
+  for (const ncclComm_t comm : comms) NCCL(ncclCommDestroy(comm));
+}
+
+std::vector<std::pair<const char*, std::string>> variables() {
+  std::vector<std::pair<const char*, std::string>> found;
+  for (char** entry = environ; *entry != nullptr; ++entry) found.emplace_back(*entry, *entry);
+  return found;
+}
+
+// Nothing has been called when eight threads begin.
+RANKED_CASE(F29_first_use_from_eight_threads, 2) {
+  const auto before = variables();
+  std::atomic<int> waiting{8};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&, i] {
+      Rank mine = self;
+      mine.ids = i;
+      --waiting;
+      while (waiting > 0) std::this_thread::yield();
+      const ncclComm_t comm = mine.init();
+      Weights weights(2000, "weights " + std::to_string(i), 0.1);
+      Conservation sum(2000);
+      for (int step = 0; step < 5; ++step) weights.step(self, comm, 5 * i + step, &sum);
+      weights.check(mine, comm, sum);
+      CHECK(weights.stats().sparse_calls == 4);
+      check_dense(comm, 2, static_cast<float>(i));
+      NCCL(ncclCommDestroy(comm));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(variables() == before);
+}
+
+// Their calls are served one after the other. Each rank's order is its own, which is right as long
+// as the calls are alike.
+RANKED_CASE(F29_two_threads_on_one_communicator, 2) {
+  const ncclComm_t comm = self.init();
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      for (int call = 0; call < 200; ++call) check_dense(comm, 2, 3, 5000);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  NCCL(ncclCommDestroy(comm));
+}
+
+// Where they are not alike, a call that meets another's is refused, and nothing hangs.
+LAUNCHED_CASE(F29_two_threads_with_different_calls) {
+  std::vector<Run> runs = rank_runs("F29_two_threads_with_different_calls", 2);
+  for (Run& one : runs) one.environment["SCAPE_TIMEOUT"] = "5";
+  expect(runs, {0, 0});
+}
+RANK_PART(F29_two_threads_with_different_calls) {
+  const ncclComm_t comm = self.init();
+  Weights weights(5000, "weights", 0.1);
+  std::atomic<int> failures{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&, i] {
+      std::minstd_rand random(static_cast<unsigned>(1 + self.rank * 2 + i));
+      std::vector<float> buffer(3000);
+      for (int call = 0; call < 200; ++call) {
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
+        std::vector<float>& data = i == 0 ? buffer : weights.values;
+        data.assign(data.size(), 1);
+        const ncclResult_t result = ncclAllReduce(data.data(), data.data(), data.size(),
+                                                  ncclFloat32, ncclSum, comm, nullptr);
+        if (result != ncclSuccess) {
+          const std::string why = ncclGetLastError(comm);
+          CHECK_SAYING(contains(why, "let all ranks make the same calls in one order"), why);
+          ++failures;
+          return;
+        }
+        if (i == 0) CHECK(data.front() == 2 && data.back() == 2);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  self.meet("both have heard of it");
+  if (failures > 0) {
+    NCCL(ncclCommAbort(comm));
+  } else {
+    NCCL(ncclCommDestroy(comm));
+  }
 }
 
 }  // namespace
