@@ -1,4 +1,4 @@
-// Communicators that are made anew, and used by several threads: F28 and F29.
+// Communicators that are made anew, used by several threads, and split: F28 to F30.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -326,6 +326,92 @@ RANK_PART(F29_two_threads_with_different_calls) {
   } else {
     NCCL(ncclCommDestroy(comm));
   }
+}
+
+// ---- F30 ----
+
+// Colours 0, 0, 1, none.
+int colour_of(const Rank& self) { return self.rank < 2 ? 0 : self.rank == 2 ? 1 : kSplitNoColor; }
+
+// The rank that this process is in a child of the split by colours.
+Rank member_of(const Rank& self, ncclComm_t child) {
+  Rank member = self;
+  NCCL(ncclCommCount(child, &member.ranks));
+  NCCL(ncclCommUserRank(child, &member.rank));
+  CHECK(member.ranks == (self.rank < 2 ? 2 : 1));
+  CHECK(member.rank == (self.rank < 2 ? self.rank : 0));
+  return member;
+}
+
+RANKED_CASE(F30_one_buffer_on_parent_and_child, 4) {
+  const ncclComm_t parent = self.init();
+  ncclComm_t child = nullptr;
+  NCCL(ncclCommSplit(parent, colour_of(self), self.rank, &child, nullptr));
+  check_dense(parent, 4, 1);
+  CHECK((child == nullptr) == (self.rank == 3));
+
+  Weights weights(128, "weights", 0.2);
+  Conservation of_parent(128), of_child(128);
+  Rank member = child != nullptr ? member_of(self, child) : self;
+  for (int step = 0; step < 8; ++step) {
+    weights.step(self, parent, 2 * step, &of_parent);
+    weights.check(self, parent, of_parent);
+    if (child == nullptr) continue;
+    weights.step(self, child, 2 * step + 1, &of_child);
+    weights.check(member, child, of_child);
+  }
+  // The parent goes first; what it kept goes with it, what the child keeps does not.
+  NCCL(ncclCommDestroy(parent));
+  if (child == nullptr) return;
+  for (int step = 8; step < 13; ++step) {
+    weights.step(self, child, 2 * step + 1, &of_child);
+    weights.check(member, child, of_child);
+    check_dense(child, member.ranks, static_cast<float>(step));
+  }
+  CHECK(weights.stats().step == 13);
+  CHECK(weights.stats().sparse_calls == (member.ranks > 1 ? 12 : 0));
+  NCCL(ncclCommDestroy(child));
+}
+
+RANKED_CASE(F30_split_that_does_not_block, 4) {
+  ncclConfig_t config{};
+  config.size = sizeof config;
+  config.magic = kApiMagic;
+  config.version = kVersionCode;
+  config.blocking = 0;
+  // As programs wait that know nothing of when a call is over.
+  const auto done = [](ncclResult_t result, ncclComm_t comm) {
+    const auto began = Clock::now();
+    while (result == ncclInProgress) {
+      CHECK(since(began) < 10 * test::kSlowdown);
+      NCCL(ncclCommGetAsyncError(comm, &result));
+    }
+    CHECK_SAYING(result == ncclSuccess, ncclGetLastError(comm));
+  };
+  ncclComm_t parent = nullptr;
+  ncclResult_t result = ncclCommInitRankConfig(&parent, 4, self.next_id(), self.rank, &config);
+  done(result, parent);
+  done(ncclInProgress, parent);
+  for (const bool grouped : {false, true}) {
+    ncclComm_t child = reinterpret_cast<ncclComm_t>(&config);
+    if (grouped) NCCL(ncclGroupStart());
+    result = ncclCommSplit(parent, colour_of(self), self.rank, &child, &config);
+    if (grouped) {
+      CHECK(result == ncclSuccess || result == ncclInProgress);
+      result = ncclGroupEnd();
+    }
+    done(result, parent);
+    CHECK((child == nullptr) == (self.rank == 3));
+    check_dense(parent, 4, 1);
+    if (child == nullptr) continue;
+    done(ncclInProgress, child);
+    const Rank member = member_of(self, child);
+    check_dense(child, member.ranks, 2);
+    done(ncclCommFinalize(child), child);
+    NCCL(ncclCommDestroy(child));
+  }
+  done(ncclCommFinalize(parent), parent);
+  NCCL(ncclCommDestroy(parent));
 }
 
 }  // namespace
