@@ -28,10 +28,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 std::string value_of(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr ? value : "";
@@ -40,7 +36,7 @@ std::string value_of(const char* name) {
 void wait_for_file(const std::string& path) {
   const auto start = Clock::now();
   while (::access(path.c_str(), F_OK) != 0) {
-    CHECK_SAYING(seconds_since(start) < 30 * test::kSlowdown, "waited for " + path);
+    CHECK_SAYING(since(start) < 30 * test::kSlowdown, "waited for " + path);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
@@ -191,7 +187,7 @@ std::vector<Outcome> run(const std::vector<Run>& runs) {
       bool killed = false;
       rusage used{};
       pid_t ended = ::wait4(child.pid, &state, WNOHANG, &used);
-      if (ended == 0 && seconds_since(begin) > runs[i].limit_s * test::kSlowdown) {
+      if (ended == 0 && since(begin) > runs[i].limit_s * test::kSlowdown) {
         ::kill(-child.pid, SIGKILL);
         ended = ::wait4(child.pid, &state, 0, &used);
         killed = true;
@@ -209,7 +205,7 @@ std::vector<Outcome> run(const std::vector<Run>& runs) {
         ::close(descriptor);
       }
       child.out = child.err = -1;
-      child.outcome.seconds = seconds_since(begin);
+      child.outcome.seconds = since(begin);
       for (const timeval& part : {used.ru_utime, used.ru_stime}) {
         child.outcome.cpu_seconds +=
             static_cast<double>(part.tv_sec) + static_cast<double>(part.tv_usec) * 1e-6;
@@ -331,6 +327,16 @@ void Conservation::check(Rank&, ncclComm_t comm, const void* address, double tol
                  "element " + std::to_string(i) + ": given " + std::to_string(given[i]) +
                      ", returned " + std::to_string(out_[i]) + ", kept " + std::to_string(kept[i]));
   }
+}
+
+double since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+size_t entries_of(const char* folder) {
+  size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder)) ++count;
+  return count;
 }
 
 size_t open_sockets() {

@@ -9,6 +9,7 @@
 // starts processes as it likes (LAUNCHED_CASE).
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -128,6 +129,11 @@ class Conservation {
  private:
   std::vector<double> in_, out_;
 };
+
+double since(std::chrono::steady_clock::time_point start);
+
+// Entries of a folder: descriptors in /proc/self/fd, say, or threads in /proc/self/task.
+size_t entries_of(const char* folder);
 
 // Sockets that this process has open.
 size_t open_sockets();

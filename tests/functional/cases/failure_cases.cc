@@ -18,10 +18,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 // What a killed process could leave behind on the machine.
 std::set<std::string> memory_of_the_machine() {
   std::set<std::string> found;

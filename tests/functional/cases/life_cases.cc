@@ -23,16 +23,6 @@
 namespace scape::cases {
 namespace {
 
-double since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-size_t entries_of(const char* folder) {
-  size_t count = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder)) ++count;
-  return count;
-}
-
 // ---- F01 ----
 
 // A C program and a Python one, whose library calls NCCL and Scape from a constructor, with an

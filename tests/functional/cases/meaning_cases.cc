@@ -31,10 +31,6 @@ class Guarded {
   size_t count_;
 };
 
-double since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 // The call has to fail on every rank, in time, with a message that names what differs; and so at
 // once does the next one.
 void expect_refusal(const std::function<ncclResult_t()>& call, ncclComm_t comm,
