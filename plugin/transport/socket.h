@@ -79,8 +79,8 @@ struct InterfaceFilter {
 // most kMaxAddresses.
 Status choose_addresses(const std::string& interfaces, int family, std::vector<Address>* out);
 
-// Listens on all of them, on one port that the system chooses. Connections to other addresses of
-// the host are dropped by accept_connection().
+// Listens on all of them, on one port: of SCAPE_PORT_RANGE, or one that the system chooses.
+// Connections to other addresses of the host are dropped by accept_connection().
 Status listen_on(const std::vector<Address>& addresses, Socket* listener, uint16_t* port);
 
 // Takes one waiting connection; false when there is none (any more).

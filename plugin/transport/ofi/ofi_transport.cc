@@ -37,6 +37,7 @@ namespace {
 
 // The oldest libfabric that is spoken to; newer ones serve it as well.
 constexpr uint32_t kApi = FI_VERSION(1, 14);
+constexpr int kPortAttempts = 16;
 
 Status ofi_error(const char* what, ssize_t status) {
   return error(SCAPE_ERR_SYSTEM, "ofi: %s failed: %s; FI_LOG_LEVEL=warn tells more", what,
@@ -243,6 +244,17 @@ std::string this_host() {
   return name + ("/" + boot);
 }
 
+// Of what listens.
+Status endpoint_error(const char* what, int status) {
+  if (status != -FI_EADDRINUSE && status != -FI_EADDRNOTAVAIL) return ofi_error(what, status);
+  return error(
+      SCAPE_ERR_SYSTEM,
+      "ofi: %s failed: %s; where FI_TCP_PORT_LOW_RANGE and FI_TCP_PORT_HIGH_RANGE are set, "
+      "widen them: each communicator of each process takes one port, or two with sparse "
+      "buffers",
+      what, fi_strerror(-status));
+}
+
 template <typename Object>
 void close_object(Object*& object) {
   if (object != nullptr) fi_close(&object->fid);
@@ -260,7 +272,8 @@ class OfiTransport final : public Transport {
     close_object(fabric_);
   }
 
-  Status init(const TransportOptions& options) {
+  // `port_taken` tells whether it failed for want of a port.
+  Status init(const TransportOptions& options, bool* port_taken) {
     SCAPE_RETURN_IF_ERROR(check_descriptors("ofi", 16));
     SCAPE_RETURN_IF_ERROR(Choice::get(options.device, &choice_));
     fi_info& info = choice_->info();
@@ -292,7 +305,7 @@ class OfiTransport final : public Transport {
       }
     }
     if (const int status = fi_endpoint(domain_, &info, &endpoint_, nullptr); status != 0) {
-      return ofi_error("fi_endpoint", status);
+      return endpoint_error("fi_endpoint", status);
     }
     if (const int status = fi_ep_bind(endpoint_, &vector_->fid, 0); status != 0) {
       return ofi_error("fi_ep_bind", status);
@@ -301,7 +314,10 @@ class OfiTransport final : public Transport {
         status != 0) {
       return ofi_error("fi_ep_bind", status);
     }
-    if (const int status = fi_enable(endpoint_); status != 0) return ofi_error("fi_enable", status);
+    if (const int status = fi_enable(endpoint_); status != 0) {
+      *port_taken = status == -FI_EADDRINUSE;
+      return endpoint_error("fi_enable", status);
+    }
     registers_ = (info.domain_attr->mr_mode & FI_MR_LOCAL) != 0;
     chooses_keys_ = (info.domain_attr->mr_mode & FI_MR_PROV_KEY) == 0;
     injects_ = !options.tracks_all;
@@ -675,10 +691,18 @@ class OfiTransport final : public Transport {
 };
 
 Status make(const TransportOptions& options, std::unique_ptr<Transport>* out) {
-  auto transport = std::make_unique<OfiTransport>();
-  SCAPE_RETURN_IF_ERROR(transport->init(options));
-  *out = std::move(transport);
-  return Status::Ok();
+  // In a range of ports (FI_TCP_PORT_LOW_RANGE) libfabric tries one at random, and fails when
+  // another process takes it at the same time. An endpoint that failed so cannot be opened again
+  // (1.17).
+  Status status;
+  bool port_taken = true;
+  for (int attempt = 0; port_taken && attempt < kPortAttempts; ++attempt) {
+    port_taken = false;
+    auto transport = std::make_unique<OfiTransport>();
+    status = transport->init(options, &port_taken);
+    if (status.ok()) *out = std::move(transport);
+  }
+  return status;
 }
 
 }  // namespace
