@@ -290,14 +290,50 @@ bool accept_connection(const Socket& listener, const std::vector<Address>& addre
   }
 }
 
+std::vector<Address> seen_from_here(const std::vector<Address>& addresses) {
+  if (std::none_of(addresses.begin(), addresses.end(), is_link_local)) return addresses;
+  const InterfaceFilter filter(settings().socket_ifname);
+  std::vector<uint32_t> scopes;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return addresses;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET6 ||
+        (entry->ifa_flags & IFF_UP) == 0 || !filter.admits(entry->ifa_name))
+      continue;
+    SocketAddress system{};
+    std::memcpy(&system, entry->ifa_addr, sizeof system.v6);
+    const Address address = from_system(system);
+    if (is_link_local(address) &&
+        std::find(scopes.begin(), scopes.end(), address.scope) == scopes.end())
+      scopes.push_back(address.scope);
+  }
+  ::freeifaddrs(list);
+  std::vector<Address> seen;
+  for (const Address& address : addresses) {
+    if (!is_link_local(address)) {
+      seen.push_back(address);
+      continue;
+    }
+    // The peer may be on this host, where its number is the right one.
+    std::stable_partition(scopes.begin(), scopes.end(),
+                          [&](uint32_t scope) { return scope == address.scope; });
+    for (const uint32_t scope : scopes) {
+      seen.push_back(address);
+      seen.back().scope = scope;
+    }
+  }
+  return seen.empty() ? addresses : seen;
+}
+
 Status connect_to(const Endpoint& endpoint, Deadline deadline, Socket* out, bool* refused) {
   std::string reasons;
   bool all_refused = true;
-  for (size_t i = 0; i < endpoint.addresses.size(); ++i) {
-    const Address& address = endpoint.addresses[i];
+  const std::vector<Address> addresses = seen_from_here(endpoint.addresses);
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    const Address& address = addresses[i];
     // Each address gets its share of the time that is left, so that one that swallows packets does
     // not starve the others.
-    const auto share = (deadline - Clock::now()) / static_cast<long>(endpoint.addresses.size() - i);
+    const auto share = (deadline - Clock::now()) / static_cast<long>(addresses.size() - i);
     const Deadline until = Clock::now() + share;
     Socket socket(
         ::socket(address.v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

@@ -2,7 +2,6 @@
 //
 // The only code that links libfabric. The user's FI_* settings hold; nothing here writes the
 // environment.
-#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <rdma/fabric.h>
@@ -215,15 +214,14 @@ class Choice {
     if (!device.empty()) hints->domain_attr->name = ::strdup(device.c_str());
     std::string tried;
     for (const Address& address : addresses) {
-      char text[INET6_ADDRSTRLEN] = "";
-      ::inet_ntop(address.v6 ? AF_INET6 : AF_INET, address.bytes, text, sizeof text);
+      const std::string text = address.text();
       fi_info* found = nullptr;
-      if (fi_getinfo(kApi, text, nullptr, FI_SOURCE, hints.get(), &found) == 0) {
+      if (fi_getinfo(kApi, text.c_str(), nullptr, FI_SOURCE, hints.get(), &found) == 0) {
         const InfoPtr all(found);
         info_.reset(fi_dupinfo(found));
         return info_ != nullptr ? Status::Ok() : ofi_error("fi_dupinfo", FI_ENOMEM);
       }
-      tried += (tried.empty() ? "" : ", ") + std::string(text);
+      tried += (tried.empty() ? "" : ", ") + text;
     }
     return error(SCAPE_ERR_SYSTEM,
                  "ofi: the provider %s has no device at %s; see fi_info -p '%s', and "
@@ -362,6 +360,7 @@ class OfiTransport final : public Transport {
                    who.c_str(), theirs.host.c_str(), host.c_str());
     }
     SCAPE_RETURN_IF_ERROR(check_format(theirs.bytes, who));
+    SCAPE_RETURN_IF_ERROR(set_scope(&theirs.bytes));
     fi_addr_t inserted = FI_ADDR_UNSPEC;
     if (fi_av_insert(vector_, theirs.bytes.data(), 1, &inserted, 0, nullptr) != 1) {
       return error(SCAPE_ERR_SYSTEM, "ofi: the address of %s is refused", who.c_str());
@@ -530,6 +529,23 @@ class OfiTransport final : public Transport {
                  "ofi: the address of %s has %zu bytes and this rank's %zu; choose networks of one "
                  "family with NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY",
                  who.c_str(), theirs.size(), own.size());
+  }
+
+  // The scope of a link-local address is a number of the peer's interface; here it is behind the
+  // interface that this rank uses.
+  Status set_scope(std::vector<std::byte>* theirs) {
+    sockaddr_in6 peer{}, mine{};
+    if (choice_->info().addr_format == FI_ADDR_STR || theirs->size() != sizeof peer)
+      return Status::Ok();
+    std::memcpy(&peer, theirs->data(), sizeof peer);
+    if (peer.sin6_family != AF_INET6 || !IN6_IS_ADDR_LINKLOCAL(&peer.sin6_addr))
+      return Status::Ok();
+    std::vector<std::byte> own;
+    SCAPE_RETURN_IF_ERROR(own_address(&own));
+    std::memcpy(&mine, own.data(), std::min(own.size(), sizeof mine));
+    peer.sin6_scope_id = mine.sin6_scope_id;
+    std::memcpy(theirs->data(), &peer, sizeof peer);
+    return Status::Ok();
   }
 
   void begin(Operation* operation) {
