@@ -62,6 +62,19 @@ bool parse_real(const char* text, double min, double max, double* value) {
   return true;
 }
 
+// "first-last".
+bool parse_ports(const char* text, PortRange* range) {
+  const std::string whole = text;
+  const size_t dash = whole.find('-');
+  int64_t first = 0, last = 0;
+  if (dash == std::string::npos || !parse_int(whole.substr(0, dash).c_str(), 1, 65535, &first) ||
+      !parse_int(whole.c_str() + dash + 1, first, 65535, &last)) {
+    return false;
+  }
+  *range = {static_cast<uint16_t>(first), static_cast<uint16_t>(last)};
+  return true;
+}
+
 std::string short_number(double value) {
   if (value == std::floor(value) && std::fabs(value) < 1e15) {
     return format("%lld", static_cast<long long>(value));
@@ -116,12 +129,14 @@ struct Parsed {
   read_int(&values.field, name, fallback, min, max, help);
 #define SCAPE_SETTING_REAL(field, name, fallback, min, max, help) \
   read_real(&values.field, name, fallback, min, max, help);
+#define SCAPE_SETTING_PORTS(field, name, help) read_ports(&values.field, name, help);
 #include "base/settings_list.h"
 #undef SCAPE_SETTING_CHOICE
 #undef SCAPE_SETTING_STRING
 #undef SCAPE_SETTING_BOOL
 #undef SCAPE_SETTING_INT
 #undef SCAPE_SETTING_REAL
+#undef SCAPE_SETTING_PORTS
     warnings = unknown_setting_warnings(environment_at_start(), rows);
   }
 
@@ -187,6 +202,15 @@ struct Parsed {
       reject(name, text, "a number in " + range);
     add_row(name, "real", range, short_number(fallback), short_number(*field), text, help);
   }
+
+  void read_ports(PortRange* field, const char* name, const char* help) {
+    const char* text = std::getenv(name);
+    if (text != nullptr && *text != '\0' && !parse_ports(text, field)) {
+      reject(name, text,
+             "first-last, two ports of 1 .. 65535 such as 20000-20099, or nothing for any");
+    }
+    add_row(name, "ports", "first-last", "", field->text(), text, help);
+  }
 };
 
 const Parsed& parsed() {
@@ -221,6 +245,8 @@ std::vector<std::string> unknown_setting_warnings(std::string_view environment,
   }
   return warnings;
 }
+
+std::string PortRange::text() const { return first == 0 ? "" : format("%u-%u", first, last); }
 
 const Settings& settings() { return parsed().values; }
 const Status& settings_status() { return parsed().status; }

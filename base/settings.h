@@ -10,25 +10,34 @@
 
 namespace scape {
 
+// TCP ports, both included.
+struct PortRange {
+  uint16_t first = 0, last = 0;  // 0: the system chooses
+
+  std::string text() const;  // as it is written in the environment
+};
+
 struct Settings {
 #define SCAPE_SETTING_CHOICE(field, name, fallback, choices, help) int field;
 #define SCAPE_SETTING_STRING(field, name, fallback, help) std::string field;
 #define SCAPE_SETTING_BOOL(field, name, fallback, help) bool field;
 #define SCAPE_SETTING_INT(field, name, fallback, min, max, help) int64_t field;
 #define SCAPE_SETTING_REAL(field, name, fallback, min, max, help) double field;
+#define SCAPE_SETTING_PORTS(field, name, help) PortRange field;
 #include "base/settings_list.h"
 #undef SCAPE_SETTING_CHOICE
 #undef SCAPE_SETTING_STRING
 #undef SCAPE_SETTING_BOOL
 #undef SCAPE_SETTING_INT
 #undef SCAPE_SETTING_REAL
+#undef SCAPE_SETTING_PORTS
 };
 
 // One row of the registry as a person reads it.
 struct SettingRow {
   std::string name;
-  std::string type;   // "choice", "string", "bool", "integer", "real"
-  std::string range;  // choices or bounds; empty for strings
+  std::string type;   // "choice", "string", "bool", "integer", "real", "ports"
+  std::string range;  // choices, bounds or form; empty for strings
   std::string fallback;
   std::string value;
   bool from_environment;

@@ -7,6 +7,7 @@
 //   SCAPE_SETTING_BOOL(field, name, default, help)              a bool (0|1|on|off|true|false)
 //   SCAPE_SETTING_INT(field, name, default, min, max, help)     an int64_t, bounds included
 //   SCAPE_SETTING_REAL(field, name, default, min, max, help)    a double, bounds included
+//   SCAPE_SETTING_PORTS(field, name, help)                      a PortRange; any port when empty
 
 SCAPE_SETTING_CHOICE(
     mode, "SCAPE_MODE", "auto", "auto|host|device",
@@ -42,6 +43,9 @@ SCAPE_SETTING_STRING(
     "exactly")
 SCAPE_SETTING_CHOICE(socket_family, "NCCL_SOCKET_FAMILY", "any", "any|AF_INET|AF_INET6",
                      "address family the bootstrap may use")
+SCAPE_SETTING_PORTS(
+    port_range, "SCAPE_PORT_RANGE",
+    "TCP ports that the bootstrap, the lifelines and the net plugin may listen on; any when empty")
 SCAPE_SETTING_STRING(host_id, "NCCL_HOSTID", "",
                      "name of this host; ranks with one name may share memory. Host name and boot "
                      "when empty")

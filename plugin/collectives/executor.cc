@@ -188,9 +188,13 @@ void Executor::handle(Operation* operation) {
         run->name_.c_str(), run->schedule_->rank, step.amount, step.peer);
   } else {
     trouble_ = error(SCAPE_ERR_REMOTE,
-                     "%s: the transport could not %s rank %d; see whether it is alive, and runs as "
-                     "the same user where it is on this host (or set UCX_TLS=^cma)",
-                     run->name_.c_str(), received ? "receive from" : "send to", step.peer);
+                     "%s: the transport could not %s rank %d; see whether it is alive and %s",
+                     run->name_.c_str(), received ? "receive from" : "send to", step.peer,
+                     transport_->name() == "ucx"
+                         ? "UCX reaches it: UCX_NET_DEVICES names the interfaces, TCP goes over "
+                           "IPv4 only in version 1.13 (SCAPE_TRANSPORT=ofi takes IPv6), "
+                           "and on one host it wants the same user (or UCX_TLS=^cma)"
+                         : "reachable");
   }
 }
 

@@ -120,6 +120,7 @@ Status Frames::pull(bool* done, std::vector<std::byte>* message) {
 Dial::Dial(std::shared_ptr<Worker> worker, Invitation invitation, double timeout_s)
     : worker_(std::move(worker)),
       invitation_(std::move(invitation)),
+      addresses_(plugin::seen_from_here(invitation_.endpoint.addresses)),
       deadline_(plugin::seconds_from_now(timeout_s)) {}
 
 Dial::~Dial() {
@@ -130,20 +131,19 @@ std::string Dial::peer() const { return "the process at " + invitation_.endpoint
 
 // Goes on to the next address there is.
 Status Dial::connect_next(const std::string& reason) {
-  const auto& addresses = invitation_.endpoint.addresses;
   if (!reason.empty()) {
     reasons_ +=
-        (reasons_.empty() ? "" : "; ") + addresses[next_address_ - 1].text() + ": " + reason;
+        (reasons_.empty() ? "" : "; ") + addresses_[next_address_ - 1].text() + ": " + reason;
   }
-  while (next_address_ < addresses.size()) {
-    const plugin::Address& address = addresses[next_address_++];
+  while (next_address_ < addresses_.size()) {
+    const plugin::Address& address = addresses_[next_address_++];
     const int failure = plugin::begin_connection(address, invitation_.endpoint.port, &connecting_);
     if (failure == 0) {
       // Each gets its share of the time, so that one that swallows packets does not starve the
       // rest.
       address_deadline_ =
           Clock::now() +
-          (deadline_ - Clock::now()) / static_cast<long>(addresses.size() - next_address_ + 1);
+          (deadline_ - Clock::now()) / static_cast<long>(addresses_.size() - next_address_ + 1);
       stage_ = Stage::kConnecting;
       return Status::Ok();
     }

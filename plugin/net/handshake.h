@@ -67,6 +67,7 @@ class Dial {
 
   std::shared_ptr<Worker> worker_;
   const Invitation invitation_;
+  const std::vector<plugin::Address> addresses_;
   const plugin::Deadline deadline_;
   plugin::Deadline address_deadline_;
   Stage stage_ = Stage::kConnect;

@@ -394,7 +394,10 @@ Status attend_meeting(const Endpoint& root, uint64_t cookie, const Attendance& m
   WireReader reader(reply);
   const auto code = reader.get<int32_t>();
   const std::string message = reader.get_text();
-  if (code != SCAPE_OK) return told_error(code, "bootstrap: " + message);
+  if (code != SCAPE_OK) {
+    return told_error(code, "bootstrap: " + message +
+                                (code == SCAPE_ERR_TIMEOUT ? "; all meet at " + root.text() : ""));
+  }
   members->clear();
   for (int r = 0; r < mine.size; ++r) {
     Member member;

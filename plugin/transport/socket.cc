@@ -18,6 +18,8 @@
 #include <mutex>
 #include <set>
 
+#include "base/settings.h"
+
 namespace scape::plugin {
 namespace {
 
@@ -78,6 +80,27 @@ Address from_system(const SocketAddress& in) {
     std::memcpy(address.bytes, &in.v4.sin_addr, 4);
   }
   return address;
+}
+
+// Port 0: one that the system chooses. 0, or the system's reason.
+int listen_at(const Address& bound, bool both_families, uint16_t wanted, Socket* listener,
+              uint16_t* port) {
+  Socket socket(
+      ::socket(bound.v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket.valid()) return errno;
+  SocketAddress system{};
+  socklen_t length = to_system(bound, wanted, &system);
+  const int on = 1, off = 0;
+  if (both_families) ::setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  // Connections of the last user of a given port may linger there; they are not in the way.
+  if (wanted != 0) ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (::bind(socket.fd(), &system.any, length) != 0 || ::listen(socket.fd(), SOMAXCONN) != 0 ||
+      ::getsockname(socket.fd(), &system.any, &length) != 0) {
+    return errno;
+  }
+  *port = ntohs(bound.v6 ? system.v6.sin6_port : system.v4.sin_port);
+  *listener = std::move(socket);
+  return 0;
 }
 
 bool is_link_local(const Address& address) {
@@ -233,23 +256,20 @@ Status listen_on(const std::vector<Address>& addresses, Socket* listener, uint16
     bound = Address{};  // the wildcard; accept_connection() holds to the chosen ones
     bound.v6 = any_v6;
   }
-  Socket socket(
-      ::socket(any_v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  SocketAddress system{};
-  socklen_t length = to_system(bound, 0, &system);
-  const int off = 0;
-  if (any_v6 && addresses.size() > 1 && socket.valid()) {
-    ::setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  const PortRange& range = settings().port_range;
+  for (uint32_t wanted = range.first; wanted <= range.last; ++wanted) {
+    const int problem = listen_at(bound, any_v6, static_cast<uint16_t>(wanted), listener, port);
+    if (problem == 0) return Status::Ok();
+    if (problem != EADDRINUSE || range.first == 0) {
+      return error(SCAPE_ERR_SYSTEM, "bootstrap: cannot listen on %s%s: %s", bound.text().c_str(),
+                   range.first == 0 ? "" : format(" port %u", wanted).c_str(),
+                   std::strerror(problem));
+    }
   }
-  if (!socket.valid() || ::bind(socket.fd(), &system.any, length) != 0 ||
-      ::listen(socket.fd(), SOMAXCONN) != 0 ||
-      ::getsockname(socket.fd(), &system.any, &length) != 0) {
-    return error(SCAPE_ERR_SYSTEM, "bootstrap: cannot listen on %s: %s", bound.text().c_str(),
-                 std::strerror(errno));
-  }
-  *port = ntohs(any_v6 ? system.v6.sin6_port : system.v4.sin_port);
-  *listener = std::move(socket);
-  return Status::Ok();
+  return error(SCAPE_ERR_SYSTEM,
+               "bootstrap: cannot listen on %s: all ports of SCAPE_PORT_RANGE=%s are in use; widen "
+               "it: each communicator of each process takes one, and one more while it is made",
+               bound.text().c_str(), range.text().c_str());
 }
 
 bool accept_connection(const Socket& listener, const std::vector<Address>& addresses, Socket* out) {
@@ -270,14 +290,50 @@ bool accept_connection(const Socket& listener, const std::vector<Address>& addre
   }
 }
 
+std::vector<Address> seen_from_here(const std::vector<Address>& addresses) {
+  if (std::none_of(addresses.begin(), addresses.end(), is_link_local)) return addresses;
+  const InterfaceFilter filter(settings().socket_ifname);
+  std::vector<uint32_t> scopes;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return addresses;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET6 ||
+        (entry->ifa_flags & IFF_UP) == 0 || !filter.admits(entry->ifa_name))
+      continue;
+    SocketAddress system{};
+    std::memcpy(&system, entry->ifa_addr, sizeof system.v6);
+    const Address address = from_system(system);
+    if (is_link_local(address) &&
+        std::find(scopes.begin(), scopes.end(), address.scope) == scopes.end())
+      scopes.push_back(address.scope);
+  }
+  ::freeifaddrs(list);
+  std::vector<Address> seen;
+  for (const Address& address : addresses) {
+    if (!is_link_local(address)) {
+      seen.push_back(address);
+      continue;
+    }
+    // The peer may be on this host, where its number is the right one.
+    std::stable_partition(scopes.begin(), scopes.end(),
+                          [&](uint32_t scope) { return scope == address.scope; });
+    for (const uint32_t scope : scopes) {
+      seen.push_back(address);
+      seen.back().scope = scope;
+    }
+  }
+  return seen.empty() ? addresses : seen;
+}
+
 Status connect_to(const Endpoint& endpoint, Deadline deadline, Socket* out, bool* refused) {
   std::string reasons;
   bool all_refused = true;
-  for (size_t i = 0; i < endpoint.addresses.size(); ++i) {
-    const Address& address = endpoint.addresses[i];
+  const std::vector<Address> addresses = seen_from_here(endpoint.addresses);
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    const Address& address = addresses[i];
     // Each address gets its share of the time that is left, so that one that swallows packets does
     // not starve the others.
-    const auto share = (deadline - Clock::now()) / static_cast<long>(endpoint.addresses.size() - i);
+    const auto share = (deadline - Clock::now()) / static_cast<long>(addresses.size() - i);
     const Deadline until = Clock::now() + share;
     Socket socket(
         ::socket(address.v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

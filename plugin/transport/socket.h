@@ -79,19 +79,24 @@ struct InterfaceFilter {
 // most kMaxAddresses.
 Status choose_addresses(const std::string& interfaces, int family, std::vector<Address>* out);
 
-// Listens on all of them, on one port that the system chooses. Connections to other addresses of
-// the host are dropped by accept_connection().
+// Listens on all of them, on one port: of SCAPE_PORT_RANGE, or one that the system chooses.
+// Connections to other addresses of the host are dropped by accept_connection().
 Status listen_on(const std::vector<Address>& addresses, Socket* listener, uint16_t* port);
 
 // Takes one waiting connection; false when there is none (any more).
 bool accept_connection(const Socket& listener, const std::vector<Address>& addresses, Socket* out);
 
-// Tries the addresses in turn until one answers. `refused` tells whether at the end all refused.
+// A peer's addresses as this host writes them. A scope is a number of an interface of the peer's; a
+// link-local address may be behind each interface of this host that NCCL_SOCKET_IFNAME admits.
+std::vector<Address> seen_from_here(const std::vector<Address>& addresses);
+
+// Tries the addresses, seen from here, in turn until one answers. `refused` tells whether at the
+// end all refused.
 Status connect_to(const Endpoint& endpoint, Deadline deadline, Socket* out,
                   bool* refused = nullptr);
 
-// The same without waiting, for one address. 0 when the connection is under way (or made), else the
-// system's reason why not.
+// The same without waiting, for one address as this host writes it. 0 when the connection is under
+// way (or made), else the system's reason why not.
 int begin_connection(const Address& address, uint16_t port, Socket* out);
 // EINPROGRESS while it is under way, 0 once it is made, else the reason.
 int connection_state(const Socket& socket);

@@ -2,7 +2,6 @@
 //
 // The only code that links libfabric. The user's FI_* settings hold; nothing here writes the
 // environment.
-#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <rdma/fabric.h>
@@ -37,6 +36,7 @@ namespace {
 
 // The oldest libfabric that is spoken to; newer ones serve it as well.
 constexpr uint32_t kApi = FI_VERSION(1, 14);
+constexpr int kPortAttempts = 16;
 
 Status ofi_error(const char* what, ssize_t status) {
   return error(SCAPE_ERR_SYSTEM, "ofi: %s failed: %s; FI_LOG_LEVEL=warn tells more", what,
@@ -214,15 +214,14 @@ class Choice {
     if (!device.empty()) hints->domain_attr->name = ::strdup(device.c_str());
     std::string tried;
     for (const Address& address : addresses) {
-      char text[INET6_ADDRSTRLEN] = "";
-      ::inet_ntop(address.v6 ? AF_INET6 : AF_INET, address.bytes, text, sizeof text);
+      const std::string text = address.text();
       fi_info* found = nullptr;
-      if (fi_getinfo(kApi, text, nullptr, FI_SOURCE, hints.get(), &found) == 0) {
+      if (fi_getinfo(kApi, text.c_str(), nullptr, FI_SOURCE, hints.get(), &found) == 0) {
         const InfoPtr all(found);
         info_.reset(fi_dupinfo(found));
         return info_ != nullptr ? Status::Ok() : ofi_error("fi_dupinfo", FI_ENOMEM);
       }
-      tried += (tried.empty() ? "" : ", ") + std::string(text);
+      tried += (tried.empty() ? "" : ", ") + text;
     }
     return error(SCAPE_ERR_SYSTEM,
                  "ofi: the provider %s has no device at %s; see fi_info -p '%s', and "
@@ -243,6 +242,17 @@ std::string this_host() {
   return name + ("/" + boot);
 }
 
+// Of what listens.
+Status endpoint_error(const char* what, int status) {
+  if (status != -FI_EADDRINUSE && status != -FI_EADDRNOTAVAIL) return ofi_error(what, status);
+  return error(
+      SCAPE_ERR_SYSTEM,
+      "ofi: %s failed: %s; where FI_TCP_PORT_LOW_RANGE and FI_TCP_PORT_HIGH_RANGE are set, "
+      "widen them: each communicator of each process takes one port, or two with sparse "
+      "buffers",
+      what, fi_strerror(-status));
+}
+
 template <typename Object>
 void close_object(Object*& object) {
   if (object != nullptr) fi_close(&object->fid);
@@ -260,7 +270,8 @@ class OfiTransport final : public Transport {
     close_object(fabric_);
   }
 
-  Status init(const TransportOptions& options) {
+  // `port_taken` tells whether it failed for want of a port.
+  Status init(const TransportOptions& options, bool* port_taken) {
     SCAPE_RETURN_IF_ERROR(check_descriptors("ofi", 16));
     SCAPE_RETURN_IF_ERROR(Choice::get(options.device, &choice_));
     fi_info& info = choice_->info();
@@ -292,7 +303,7 @@ class OfiTransport final : public Transport {
       }
     }
     if (const int status = fi_endpoint(domain_, &info, &endpoint_, nullptr); status != 0) {
-      return ofi_error("fi_endpoint", status);
+      return endpoint_error("fi_endpoint", status);
     }
     if (const int status = fi_ep_bind(endpoint_, &vector_->fid, 0); status != 0) {
       return ofi_error("fi_ep_bind", status);
@@ -301,7 +312,10 @@ class OfiTransport final : public Transport {
         status != 0) {
       return ofi_error("fi_ep_bind", status);
     }
-    if (const int status = fi_enable(endpoint_); status != 0) return ofi_error("fi_enable", status);
+    if (const int status = fi_enable(endpoint_); status != 0) {
+      *port_taken = status == -FI_EADDRINUSE;
+      return endpoint_error("fi_enable", status);
+    }
     registers_ = (info.domain_attr->mr_mode & FI_MR_LOCAL) != 0;
     chooses_keys_ = (info.domain_attr->mr_mode & FI_MR_PROV_KEY) == 0;
     injects_ = !options.tracks_all;
@@ -346,6 +360,7 @@ class OfiTransport final : public Transport {
                    who.c_str(), theirs.host.c_str(), host.c_str());
     }
     SCAPE_RETURN_IF_ERROR(check_format(theirs.bytes, who));
+    SCAPE_RETURN_IF_ERROR(set_scope(&theirs.bytes));
     fi_addr_t inserted = FI_ADDR_UNSPEC;
     if (fi_av_insert(vector_, theirs.bytes.data(), 1, &inserted, 0, nullptr) != 1) {
       return error(SCAPE_ERR_SYSTEM, "ofi: the address of %s is refused", who.c_str());
@@ -516,6 +531,23 @@ class OfiTransport final : public Transport {
                  who.c_str(), theirs.size(), own.size());
   }
 
+  // The scope of a link-local address is a number of the peer's interface; here it is behind the
+  // interface that this rank uses.
+  Status set_scope(std::vector<std::byte>* theirs) {
+    sockaddr_in6 peer{}, mine{};
+    if (choice_->info().addr_format == FI_ADDR_STR || theirs->size() != sizeof peer)
+      return Status::Ok();
+    std::memcpy(&peer, theirs->data(), sizeof peer);
+    if (peer.sin6_family != AF_INET6 || !IN6_IS_ADDR_LINKLOCAL(&peer.sin6_addr))
+      return Status::Ok();
+    std::vector<std::byte> own;
+    SCAPE_RETURN_IF_ERROR(own_address(&own));
+    std::memcpy(&mine, own.data(), std::min(own.size(), sizeof mine));
+    peer.sin6_scope_id = mine.sin6_scope_id;
+    std::memcpy(theirs->data(), &peer, sizeof peer);
+    return Status::Ok();
+  }
+
   void begin(Operation* operation) {
     operation->outcome = Outcome::kPending;
     operation->received = 0;
@@ -675,10 +707,18 @@ class OfiTransport final : public Transport {
 };
 
 Status make(const TransportOptions& options, std::unique_ptr<Transport>* out) {
-  auto transport = std::make_unique<OfiTransport>();
-  SCAPE_RETURN_IF_ERROR(transport->init(options));
-  *out = std::move(transport);
-  return Status::Ok();
+  // In a range of ports (FI_TCP_PORT_LOW_RANGE) libfabric tries one at random, and fails when
+  // another process takes it at the same time. An endpoint that failed so cannot be opened again
+  // (1.17).
+  Status status;
+  bool port_taken = true;
+  for (int attempt = 0; port_taken && attempt < kPortAttempts; ++attempt) {
+    port_taken = false;
+    auto transport = std::make_unique<OfiTransport>();
+    status = transport->init(options, &port_taken);
+    if (status.ok()) *out = std::move(transport);
+  }
+  return status;
 }
 
 }  // namespace

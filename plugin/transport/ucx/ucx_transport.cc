@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <iterator>
 #include <map>
 #include <mutex>
@@ -303,6 +304,12 @@ class UcxTransport final : public Transport {
     return static_cast<double>(space.f_bavail) * static_cast<double>(space.f_frsize) / (1 << 20);
   }
 
+  static long free_huge_pages() {
+    std::ifstream file("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+    long pages = 0;
+    return file >> pages ? pages : 0;
+  }
+
   // Memory in /dev/shm is what containers are short of. Where it does not do, and the user has not
   // chosen the transports, System V memory serves as well.
   Status make_worker(const TransportOptions& options) {
@@ -331,8 +338,10 @@ class UcxTransport final : public Transport {
     }
     return error(SCAPE_ERR_SYSTEM,
                  "ucx: ucp_worker_create failed: %s; see whether /dev/shm has room (%.1f MiB are "
-                 "free) and what UCX_TLS leaves; UCX_LOG_LEVEL=info tells more",
-                 ucs_status_string(status), free_in_dev_shm());
+                 "free), whether huge pages are demanded (UCX_SYSV_HUGETLB_MODE, "
+                 "UCX_POSIX_HUGETLB_MODE; %ld are free) and what UCX_TLS leaves; "
+                 "UCX_LOG_LEVEL=info tells more",
+                 ucs_status_string(status), free_in_dev_shm(), free_huge_pages());
   }
 
   ucs_status_t create_worker() {

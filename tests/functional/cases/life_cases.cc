@@ -422,12 +422,14 @@ LAUNCHED_CASE(F35_settings) {
 #define SCAPE_SETTING_INT(field, name, fallback, min, max, help) set(name, std::to_string(min));
 #define SCAPE_SETTING_REAL(field, name, fallback, min, max, help) \
   set(name, std::to_string(fallback));
+#define SCAPE_SETTING_PORTS(field, name, help) set(name, "20000-30000");
 #include "base/settings_list.h"
 #undef SCAPE_SETTING_CHOICE
 #undef SCAPE_SETTING_STRING
 #undef SCAPE_SETTING_BOOL
 #undef SCAPE_SETTING_INT
 #undef SCAPE_SETTING_REAL
+#undef SCAPE_SETTING_PORTS
       set("SCAPE_MODE", "host");
       set("SCAPE_LIB", preload_path());
       set("SCAPE_NCCL_LIB", stub_path());

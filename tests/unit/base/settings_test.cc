@@ -74,6 +74,23 @@ TEST(Settings, BadValuesAreNamedWithTheirRange) {
   }));
 }
 
+TEST(Settings, PortRanges) {
+  for (const std::string bad : {"20000", "20000-", "-20000", "2-1", "0-9", "1-65536", "a-b", "1 -2",
+                                "1- 2", "1-2-3", "-", "1--2"}) {
+    EXPECT_TRUE(in_child({{"SCAPE_PORT_RANGE", bad}}, [&] {
+      return mentions(settings_status().message(),
+                      {"SCAPE_PORT_RANGE", "\"" + bad + "\"", "first-last"}) &&
+             settings().port_range.first == 0;
+    })) << bad;
+  }
+  EXPECT_TRUE(in_child({{"SCAPE_PORT_RANGE", "20000-20009"}}, [] {
+    return settings_status().ok() && settings().port_range.first == 20000 &&
+           settings().port_range.last == 20009;
+  }));
+  EXPECT_TRUE(in_child({{"SCAPE_PORT_RANGE", ""}},
+                       [] { return settings_status().ok() && settings().port_range.first == 0; }));
+}
+
 TEST(Settings, LongValuesAreCutInMessages) {
   EXPECT_TRUE(in_child({{"SCAPE_SPARSITY", std::string(10000, '7')}}, [] {
     return !settings_status().ok() && settings_status().message().size() < 300;
@@ -100,6 +117,7 @@ TEST(Settings, EveryKnownNameIsTakenWithoutAWarning) {
 #define SCAPE_SETTING_BOOL(field, name, fallback, help) {name, (fallback) ? "1" : "0"},
 #define SCAPE_SETTING_INT(field, name, fallback, min, max, help) {name, std::to_string(min)},
 #define SCAPE_SETTING_REAL(field, name, fallback, min, max, help) {name, std::to_string(max)},
+#define SCAPE_SETTING_PORTS(field, name, help) {name, "1-65535"},
 #include "base/settings_list.h"
   };
   EXPECT_TRUE(in_child(all, [&] {
