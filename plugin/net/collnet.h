@@ -1,7 +1,7 @@
 // The engine behind every version of NCCL's CollNet interface, with the widest types. As in
 // plugin/net/engine.h, where init, finalize, devices and properties are; a context is of no use
 // here. Nothing blocks but coll_connect, which is called once, and whose listener NCCL closes
-// when it returns.
+// when it returns, and coll_close (until what was sent has left, two seconds at most).
 //
 // Thread-safe, but a group must not be used while it is closed.
 #pragma once
