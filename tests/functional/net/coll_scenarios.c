@@ -104,8 +104,10 @@ static uint64_t encode(const struct type* type, int value) {
   uint64_t magnitude = (uint64_t)abs(value);
   int exponent = 0;
   while (magnitude >> (exponent + 1) != 0) ++exponent;
-  const uint64_t fraction =
-      (magnitude << (type->mantissa - exponent)) & ((UINT64_C(1) << type->mantissa) - 1);
+  /* The values are such that nothing is cut off. */
+  const int shift = type->mantissa - exponent;
+  const uint64_t fraction = (shift >= 0 ? magnitude << shift : magnitude >> -shift) &
+                            ((UINT64_C(1) << type->mantissa) - 1);
   const uint64_t bias = (UINT64_C(1) << (type->exponent - 1)) - 1;
   return sign << (type->exponent + type->mantissa) | ((uint64_t)exponent + bias) << type->mantissa |
          fraction;
