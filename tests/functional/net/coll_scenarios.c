@@ -370,38 +370,36 @@ void coll_types(void) {
   OK(coll_close_listen(&coll, listen_comm)); /* as NCCL, at once */
   const int windows = api.version >= OLDEST_WINDOWS;
   for (int type = 0; type <= TYPES; ++type) {
+    struct job jobs[12 * OPS];
+    int n = 0;
+    memset(jobs, 0, sizeof jobs);
     for (int op = 0; op <= OPS; ++op) {
       int supported = -1;
       OK(coll_reduce_support(&coll, type, op, &supported));
       CHECK(supported == (type < TYPES && op < OPS), "type %d, op %d: %d", type, op, supported);
       if (!supported) continue;
-      struct job jobs[16];
-      int n = 0;
-      memset(jobs, 0, sizeof jobs);
       const size_t size = kTypes[type].size;
       static const size_t kCounts[] = {1, 7, 3001};
-      for (int i = 0; i < 6; ++i) {
-        jobs[n].count = kCounts[i / 2];
-        jobs[n++].in_place = i % 2;
-      }
-      for (int i = 0; windows && i < 6; ++i) {
+      for (int i = 0; i < (windows ? 12 : 6); ++i) {
         struct job* const job = &jobs[n++];
-        job->kind = i < 4 ? REDUCE_SCATTER : ALL_GATHER;
+        job->comm = comm;
+        job->type = type;
+        job->op = op;
+        job->salt = seed + (unsigned)(type * 1000 + op * 100 + i);
+        job->registered = i % 3 == 0;
         job->in_place = i % 2;
+        if (i < 6) {
+          job->count = kCounts[i / 2];
+          continue;
+        }
+        job->kind = i < 10 ? REDUCE_SCATTER : ALL_GATHER;
         job->parts = 1 + i / 2 % 2;
         job->window.bytes_per_rank = 501 * size;
         job->window.offset = i % 4 < 2 ? 0 : 250 * size;
         job->window.bytes = (size_t)ranks * job->window.bytes_per_rank - 2 * job->window.offset;
       }
-      for (int i = 0; i < n; ++i) {
-        jobs[i].comm = comm;
-        jobs[i].type = type;
-        jobs[i].op = op;
-        jobs[i].salt = seed + (unsigned)(type * 1000 + op * 100 + i);
-        jobs[i].registered = i % 3 == 0;
-      }
-      run_jobs(jobs, n);
     }
+    run_jobs(jobs, n);
   }
   barrier();
   OK(coll_close(&coll, comm));
