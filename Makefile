@@ -35,6 +35,14 @@ test-asan test-tsan: test-%: ## the test suite built with address and undefined-
 	cmake --build --preset $*
 	ctest --preset $*
 
+.PHONY: fuzz
+FUZZ_SECONDS ?= 20
+fuzz: ## each fuzz target for FUZZ_SECONDS (20) under libFuzzer, with the sanitizers of test-asan
+	@tools/setup.sh fuzz
+	cmake --preset fuzz
+	cmake --build --preset fuzz
+	tests/fuzz/fuzz.sh -s $(FUZZ_SECONDS)
+
 .PHONY: format
 format: ## clang-format every source file
 	git ls-files '*.h' '*.cc' '*.c' | xargs clang-format -i

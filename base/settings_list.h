@@ -42,6 +42,11 @@ SCAPE_SETTING_STRING(
     "exactly")
 SCAPE_SETTING_CHOICE(socket_family, "NCCL_SOCKET_FAMILY", "any", "any|AF_INET|AF_INET6",
                      "address family the bootstrap may use")
+SCAPE_SETTING_STRING(host_id, "NCCL_HOSTID", "",
+                     "name of this host; ranks with one name may share memory. Host name and boot "
+                     "when empty")
+SCAPE_SETTING_BOOL(shared_memory, "SCAPE_SHARED_MEMORY", true,
+                   "0 sends payloads through the transport between ranks of one host, too")
 SCAPE_SETTING_REAL(
     sparsity, "SCAPE_SPARSITY", 0.99, 0, 0.999999,
     "fraction of a registered buffer's elements not sent, where its registration names none")
@@ -56,3 +61,10 @@ SCAPE_SETTING_CHOICE(payload, "SCAPE_PAYLOAD", "fp32", "fp32|bf16",
 SCAPE_SETTING_STRING(
     lib, "SCAPE_LIB", "",
     "libscape_nccl.so, or its folder, that scape-run preloads; found by itself when empty")
+SCAPE_SETTING_CHOICE(
+    fault, "SCAPE_FAULT", "none",
+    "none|meeting|connecting|connected|dense|agreement|side_channel|share|pack|exchange|unpack|"
+    "step|select|masks|closing",
+    "point at which this process kills itself, to try how the other ranks take it")
+SCAPE_SETTING_INT(fault_after, "SCAPE_FAULT_AFTER", 1, 1, 1000000000,
+                  "the how manieth time at that point it is")

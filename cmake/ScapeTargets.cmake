@@ -20,6 +20,10 @@ if(SCAPE_SANITIZE)
     -fsanitize=${SCAPE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   target_link_options(scape_options INTERFACE -fsanitize=${SCAPE_SANITIZE})
 endif()
+if(SCAPE_FUZZ)
+  # libFuzzer sees which way an input takes.
+  target_compile_options(scape_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
 
 # scape_library(NAME sources... LINK libs...): a static, position-independent part of the product.
 function(scape_library name)

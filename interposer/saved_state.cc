@@ -10,11 +10,11 @@
 #include <cstring>
 #include <mutex>
 
+#include "base/crc.h"
 #include "base/log.h"
 #include "interposer/buffers.h"
 #include "interposer/host_comm.h"
 #include "interposer/registry.h"
-#include "plugin/masked/crc.h"
 
 namespace scape::interposer {
 namespace {
@@ -49,7 +49,7 @@ std::span<const std::byte> fields(const auto& header) {
 }
 
 uint32_t checksum(std::span<const std::byte> data, uint32_t before = 0) {
-  return plugin::crc32(before, data.data(), data.size());
+  return crc32(before, data.data(), data.size());
 }
 
 uint32_t record_crc(const RecordHeader& header, std::span<const std::byte> bytes) {

@@ -65,14 +65,42 @@ struct ByteCounters {
   uint64_t received_messages = 0;
 };
 
-// What goes with a call. The first two are part of its descriptor (docs/architecture.md,
-// "Descriptors"): ranks whose descriptors differ get SCAPE_ERR_MISMATCH on all sides, naming both.
+// What goes with a call. Everything but the regions is part of its descriptor
+// (docs/architecture.md, "Descriptors"): ranks whose descriptors differ get SCAPE_ERR_MISMATCH on
+// all sides, naming both.
 struct CallTag {
   bool registered = false;     // the call is one of a registered buffer
   std::string_view name = {};  // its name; the first 23 bytes travel
+  // What its last optimizer step was given: ranks that differ would drift apart.
+  float learning_rate = 0, weight_decay = 0;
   // Of memory that holds the sending and the receiving buffer, from register_memory().
   void* send_region = nullptr;
   void* recv_region = nullptr;
+};
+
+// Where payloads stand that ranks of one host reduce without copying: each packs into its operand
+// and reads the result. What the others read or write meanwhile is this room's business; unmapped
+// with the last reference, which must not go during an all-reduce of it.
+class SharedPayload {
+ public:
+  virtual ~SharedPayload() = default;
+  // Bytes of the operand, and of the result.
+  virtual size_t capacity() const = 0;
+  // The caller's between two all-reduces.
+  virtual void* operand() = 0;
+  // Of the last all-reduce, until the caller starts the next one. The others of the host read the
+  // same bytes: not to be written.
+  virtual const void* result() const = 0;
+  // False where an all-reduce has to go the usual way; alike on all ranks.
+  virtual bool can_reduce(DataType type, ReduceOp op) const = 0;
+};
+
+// The making of a shared payload.
+class SharingWork : public Work {
+ public:
+  // When done() and ok. Null, on all ranks, where no host has two of them, or theirs can share no
+  // memory, of which a log line has told then.
+  virtual std::shared_ptr<SharedPayload> payload() const = 0;
 };
 
 // Rank's view of a communicator. Every start function returns at once: a refusal of the arguments
@@ -120,6 +148,12 @@ class Communicator {
                         const CallTag& tag, WorkPtr* work) = 0;
   virtual Status scatter(const void* send, void* recv, size_t count, DataType type, int root,
                          const CallTag& tag, WorkPtr* work) = 0;
+  // Makes a payload of up to `bytes` that ranks of one host share. Collective; nothing else may be
+  // started on the communicator until the work is done.
+  virtual Status share_payload(size_t bytes, std::shared_ptr<SharingWork>* work) = 0;
+  // From operand() to result(). USAGE where can_reduce() says no.
+  virtual Status all_reduce(SharedPayload& payload, size_t count, DataType type,
+                            Reduction reduction, const CallTag& tag, WorkPtr* work) = 0;
   // Point to point; matched in order per pair of ranks; rank() itself is a legal peer.
   virtual Status send(const void* data, size_t count, DataType type, int peer, WorkPtr* work) = 0;
   virtual Status recv(void* data, size_t count, DataType type, int peer, WorkPtr* work) = 0;

@@ -4,42 +4,19 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cstring>
-#include <deque>
-#include <functional>
-#include <mutex>
-#include <optional>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "base/log.h"
+#include "base/fault.h"
 #include "base/settings.h"
-#include "plugin/collectives/executor.h"
+#include "base/thread.h"
 #include "plugin/collectives/reduce.h"
 #include "plugin/collectives/schedules.h"
-#include "plugin/transport/bootstrap.h"
-#include "plugin/transport/lifeline.h"
-#include "plugin/transport/transport.h"
+#include "plugin/host_communicator_impl.h"
 
 namespace scape::plugin {
 namespace {
-
-enum Call : uint8_t {
-  kAllReduce = 1,
-  kReduceScatter,
-  kReduceScatterV,
-  kAllGather,
-  kAllGatherV,
-  kAllToAll,
-  kBroadcast,
-  kReduce,
-  kGather,
-  kScatter,
-};
 
 const char* name_of(Call call) {
   switch (call) {
@@ -63,33 +40,19 @@ const char* name_of(Call call) {
       return "Gather";
     case kScatter:
       return "Scatter";
+    case kSharedAllReduce:
+      return "AllReduce (in shared memory)";
   }
   return "?";
 }
 
 bool has_op(Call call) {
-  return call == kAllReduce || call == kReduceScatter || call == kReduceScatterV || call == kReduce;
+  return call == kAllReduce || call == kReduceScatter || call == kReduceScatterV ||
+         call == kReduce || call == kSharedAllReduce;
 }
 bool has_counts(Call call) { return call == kAllGatherV || call == kReduceScatterV; }
 bool has_root(Call call) {
   return call == kBroadcast || call == kReduce || call == kGather || call == kScatter;
-}
-
-std::string describe(const Descriptor& descriptor) {
-  const Call call = static_cast<Call>(descriptor.operation);
-  std::string text =
-      format("%s(count %llu, %s", name_of(call), static_cast<unsigned long long>(descriptor.count),
-             name_of(static_cast<DataType>(descriptor.type)));
-  if (has_op(call)) text += format(", %s", name_of(static_cast<ReduceOp>(descriptor.op)));
-  if (has_root(call)) text += format(", root %d", descriptor.root);
-  if (descriptor.registered != 0) {
-    text += format(", registered as \"%.*s\"", static_cast<int>(sizeof descriptor.name),
-                   descriptor.name);
-  }
-  if (has_counts(call))
-    text +=
-        format(", counts #%06llx", static_cast<unsigned long long>(descriptor.extra & 0xffffff));
-  return text + ")";
 }
 
 // A call that has not ended for this long tells the neighbours what it is.
@@ -98,184 +61,8 @@ constexpr auto kStall = std::chrono::milliseconds(100);
 constexpr int kLookAgainMs = 1;
 constexpr auto kTimeToHearOfACause = std::chrono::seconds(2);
 constexpr int kFlushMs = 2000;
-constexpr size_t kMaxRanks = size_t{1} << TagSpace::kRankBits;
+static_assert(kMaxRanks == 1 << TagSpace::kRankBits);
 constexpr size_t kMaxMessage = size_t{512} << 20;
-constexpr size_t kAddressSlot = size_t{16} << 10;
-
-uint64_t mix(uint64_t a, uint64_t b) {
-  Descriptor words;
-  words.call = a;
-  words.count = b;
-  return words.digest();
-}
-
-// A work that is over, or that its owner ends.
-class SimpleWork final : public Work {
- public:
-  bool done() const override { return done_.load(std::memory_order_acquire); }
-  Status status() const override { return done() ? status_ : Status::Ok(); }
-  void end(Status status) {
-    status_ = std::move(status);
-    done_.store(true, std::memory_order_release);
-  }
-
- private:
-  Status status_;
-  std::atomic<bool> done_{false};
-};
-
-struct Arguments {
-  Call call = kAllReduce;
-  const void* send = nullptr;
-  void* recv = nullptr;
-  size_t count = 0;
-  DataType type = DataType::kFloat32;
-  Reduction reduction;
-  int root = -1;
-  std::span<const size_t> counts = {};  // of a call that has_counts()
-};
-
-class HostCommunicator final : public Communicator {
- public:
-  HostCommunicator(int rank, int size, uint64_t cookie, int channel,
-                   std::unique_ptr<Transport> transport, std::shared_ptr<Lifeline> lifeline);
-  ~HostCommunicator() override;
-
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
-  std::string_view name() const override { return name_; }
-
-  Status all_reduce(const void* send, void* recv, size_t count, DataType type, Reduction reduction,
-                    const CallTag& tag, WorkPtr* work) override {
-    return start({kAllReduce, send, recv, count, type, reduction}, tag, work);
-  }
-  Status reduce_scatter(const void* send, void* recv, size_t recv_count, DataType type,
-                        Reduction reduction, const CallTag& tag, WorkPtr* work) override {
-    return start({kReduceScatter, send, recv, recv_count, type, reduction}, tag, work);
-  }
-  Status reduce_scatter_v(const void* send, void* recv, std::span<const size_t> counts,
-                          DataType type, Reduction reduction, const CallTag& tag,
-                          WorkPtr* work) override {
-    return start_with_counts({kReduceScatterV, send, recv, 0, type, reduction, -1, counts}, tag,
-                             work);
-  }
-  Status all_gather(const void* send, void* recv, size_t send_count, DataType type,
-                    const CallTag& tag, WorkPtr* work) override {
-    return start({kAllGather, send, recv, send_count, type, {}}, tag, work);
-  }
-  Status all_gather_v(const void* send, void* recv, std::span<const size_t> counts, DataType type,
-                      const CallTag& tag, WorkPtr* work) override {
-    return start_with_counts({kAllGatherV, send, recv, 0, type, {}, -1, counts}, tag, work);
-  }
-  Status all_to_all(const void* send, void* recv, size_t count, DataType type, const CallTag& tag,
-                    WorkPtr* work) override {
-    return start({kAllToAll, send, recv, count, type, {}}, tag, work);
-  }
-  Status broadcast(const void* send, void* recv, size_t count, DataType type, int root,
-                   const CallTag& tag, WorkPtr* work) override {
-    return start({kBroadcast, send, recv, count, type, {}, root}, tag, work);
-  }
-  Status reduce(const void* send, void* recv, size_t count, DataType type, Reduction reduction,
-                int root, const CallTag& tag, WorkPtr* work) override {
-    return start({kReduce, send, recv, count, type, reduction, root}, tag, work);
-  }
-  Status gather(const void* send, void* recv, size_t count, DataType type, int root,
-                const CallTag& tag, WorkPtr* work) override {
-    return start({kGather, send, recv, count, type, {}, root}, tag, work);
-  }
-  Status scatter(const void* send, void* recv, size_t count, DataType type, int root,
-                 const CallTag& tag, WorkPtr* work) override {
-    return start({kScatter, send, recv, count, type, {}, root}, tag, work);
-  }
-  Status send(const void* data, size_t count, DataType type, int peer, WorkPtr* work) override {
-    return point_to_point(true, const_cast<void*>(data), count, type, peer, work);
-  }
-  Status recv(void* data, size_t count, DataType type, int peer, WorkPtr* work) override {
-    return point_to_point(false, data, count, type, peer, work);
-  }
-
-  Status register_memory(void* data, size_t bytes, void** region) override;
-  void deregister_memory(void* region) override;
-
-  bool progress() override;
-  void wait_event(int timeout_ms) override;
-  Status async_error() const override;
-  void abort(const Status& why) override;
-  Status side_channel(std::shared_ptr<Communicator>* side, WorkPtr* work) override;
-  ByteCounters counters() const override;
-
-  Lifeline* lifeline() const { return lifeline_.get(); }
-  uint64_t cookie() const { return cookie_; }
-  // Numbers the communicators made from this one, alike on all ranks.
-  uint64_t next_offspring() { return offspring_.fetch_add(1); }
-
- private:
-  struct Key {
-    Call call;
-    DataType type;
-    ReduceOp op;
-    bool in_place;
-    int root;
-    size_t count;
-    bool operator==(const Key&) const = default;
-  };
-  struct Cached {
-    Key key;
-    std::vector<size_t> counts;
-    std::shared_ptr<const Schedule> schedule;
-    uint64_t used = 0;
-  };
-  struct Watched {  // a collective that may have to be published
-    std::shared_ptr<Run> run;
-    Descriptor descriptor;
-    bool published = false;
-  };
-  struct SelfMessage {
-    std::byte* data;
-    size_t bytes;
-    std::shared_ptr<SimpleWork> work;
-  };
-
-  Status check(const Arguments& arguments) const;
-  Status check_process(const char* what) const;
-  bool in_forked_child() const { return fork_count() != forks_; }
-  Status refusal() const;  // of a call to a failed communicator; locked
-  Status start(const Arguments& arguments, const CallTag& tag, WorkPtr* work);
-  Status start_with_counts(Arguments arguments, const CallTag& tag, WorkPtr* work);
-  std::shared_ptr<const Schedule> schedule_for(const Arguments& arguments);
-  std::shared_ptr<const Schedule> build(const Arguments& arguments, bool in_place) const;
-  Status point_to_point(bool sending, void* data, size_t count, DataType type, int peer,
-                        WorkPtr* work);
-  Status self_message(bool sending, std::byte* data, size_t bytes, WorkPtr* work);
-  bool progress_locked();
-  void drop_watched();
-  void watch();
-  void meet_trouble();
-  void fail_locked(const Status& why);
-
-  const int rank_, size_;
-  const uint64_t cookie_;
-  const int channel_;  // 0; 1 for a side channel
-  const pid_t process_;
-  const uint64_t forks_;  // when it was made
-  std::string name_;
-  std::shared_ptr<Lifeline> lifeline_;  // null for a single rank
-
-  mutable std::mutex mutex_;
-  std::unique_ptr<Executor> executor_;
-  uint64_t calls_ = 0;
-  std::pmr::deque<Watched> watched_;
-  std::vector<Cached> cache_;
-  size_t cached_steps_ = 0;
-  uint64_t cache_clock_ = 0;
-  std::vector<uint64_t> sent_, received_;  // point to point messages, per peer
-  std::deque<SelfMessage> self_sends_, self_receives_;
-  std::vector<std::function<bool()>> followups_;  // run after progress until they return true
-  uint32_t turns_ = 0;
-  std::optional<std::chrono::steady_clock::time_point> trouble_met_;
-  Status failure_;
-  std::atomic<uint64_t> offspring_{0};
-};
 
 // ---- counters of the process ----
 
@@ -296,6 +83,14 @@ void add(ByteCounters* sum, const ByteCounters& more) {
   sum->sent_messages += more.sent_messages;
   sum->received_messages += more.received_messages;
 }
+}  // namespace
+
+uint64_t mix(uint64_t a, uint64_t b) {
+  Descriptor words;
+  words.call = a;
+  words.count = b;
+  return words.digest();
+}
 
 // ---- life ----
 
@@ -315,7 +110,7 @@ HostCommunicator::HostCommunicator(int rank, int size, uint64_t cookie, int chan
       watched_(executor_->pool()),
       sent_(static_cast<size_t>(size)),
       received_(static_cast<size_t>(size)) {
-  if (lifeline_ != nullptr) lifeline_->set_describe(&describe);
+  if (lifeline_ != nullptr) lifeline_->set_describe(&describe_call);
   Registry& registry = Registry::instance();
   std::lock_guard<std::mutex> lock(registry.mutex);
   registry.alive.insert(this);
@@ -328,6 +123,7 @@ HostCommunicator::~HostCommunicator() {
     new std::shared_ptr<Lifeline>(std::move(lifeline_));
     return;
   }
+  fault_point(Fault::kClosing);
   {
     Registry& registry = Registry::instance();
     std::lock_guard<std::mutex> lock(registry.mutex);
@@ -370,7 +166,10 @@ void HostCommunicator::fail_locked(const Status& why) {
 
 void HostCommunicator::abort(const Status& why) {
   if (!check_process("abort").ok()) return;
+  // A rank that gives up tells the others why it has to, where it knows.
+  const Status cause = trouble_of_others();
   std::lock_guard<std::mutex> lock(mutex_);
+  if (!cause.ok()) return fail_locked(cause);
   if (why.code() == SCAPE_ERR_TIMEOUT && !executor_->idle()) {
     return fail_locked(error(why.code(), "%s; on rank %d, %s", why.message().c_str(), rank_,
                              executor_->waits().c_str()));
@@ -384,6 +183,10 @@ Status HostCommunicator::async_error() const {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!failure_.ok()) return failure_;
   }
+  return trouble_of_others();
+}
+
+Status HostCommunicator::trouble_of_others() const {
   if (lifeline_ == nullptr) return Status::Ok();
   lifeline_->poll();
   if (lifeline_->failed()) return lifeline_->status();
@@ -527,6 +330,9 @@ Status HostCommunicator::check(const Arguments& arguments) const {
   switch (arguments.call) {
     case kAllReduce:
       break;
+    case kSharedAllReduce:
+      send_bytes = recv_bytes = 0;
+      break;
     case kReduceScatter:
       send_bytes = bytes * ranks;
       in_place_recv = own;
@@ -607,6 +413,8 @@ std::shared_ptr<const Schedule> HostCommunicator::build(const Arguments& argumen
       return gather_schedule(shape, arguments.root);
     case kScatter:
       return scatter_schedule(shape, arguments.root);
+    case kSharedAllReduce:
+      return shared_all_reduce_schedule(shape, arguments.shared->layout());
   }
   return nullptr;
 }
@@ -616,8 +424,13 @@ std::shared_ptr<const Schedule> HostCommunicator::schedule_for(const Arguments& 
   constexpr size_t kEntries = 128;
   constexpr size_t kMaxSteps = 16384, kMaxStepsInAll = 32 * kMaxSteps;
   const bool in_place = arguments.call == kAllToAll && arguments.send == arguments.recv;
-  const Key key{arguments.call, arguments.type, arguments.reduction.op,
-                in_place,       arguments.root, arguments.count};
+  const Key key{arguments.call,
+                arguments.type,
+                arguments.reduction.op,
+                in_place,
+                arguments.root,
+                arguments.count,
+                arguments.shared != nullptr ? arguments.shared->layout().stride : 0};
   for (Cached& entry : cache_) {
     if (!(entry.key == key) || !std::ranges::equal(entry.counts, arguments.counts)) continue;
     entry.used = ++cache_clock_;
@@ -651,6 +464,11 @@ Status HostCommunicator::start(const Arguments& arguments, const CallTag& tag, W
   SCAPE_RETURN_IF_ERROR(check_process(name_of(arguments.call)));
   SCAPE_RETURN_IF_ERROR(check(arguments));
   std::lock_guard<std::mutex> lock(mutex_);
+  return start_locked(arguments, tag, work);
+}
+
+Status HostCommunicator::start_locked(const Arguments& arguments, const CallTag& tag,
+                                      WorkPtr* work) {
   if (lifeline_ != nullptr && lifeline_->failed()) fail_locked(lifeline_->status());
   SCAPE_RETURN_IF_ERROR(refusal());
   Descriptor descriptor;
@@ -662,6 +480,8 @@ Status HostCommunicator::start(const Arguments& arguments, const CallTag& tag, W
   descriptor.type = static_cast<uint8_t>(arguments.type);
   descriptor.op = static_cast<uint8_t>(arguments.reduction.op);
   descriptor.registered = tag.registered ? 1 : 0;
+  descriptor.learning_rate = tag.learning_rate;
+  descriptor.weight_decay = tag.weight_decay;
   tag.name.copy(descriptor.name, sizeof descriptor.name - 1);
   if (lifeline_ != nullptr) lifeline_->started(channel_, descriptor);
   if (arguments.count == 0) {
@@ -673,11 +493,13 @@ Status HostCommunicator::start(const Arguments& arguments, const CallTag& tag, W
     return Status::Ok();
   }
   const TagSpace tags{false, (descriptor.call & 0x1ff) << 24 | (descriptor.digest() & 0xffffff)};
-  auto run = executor_->make_run(schedule_for(arguments),
-                                 {arguments.send, arguments.recv, tag.send_region, tag.recv_region},
-                                 arguments.reduction, tags, name_of(arguments.call));
+  const Buffers buffers{arguments.send, arguments.recv, tag.send_region, tag.recv_region,
+                        arguments.shared != nullptr ? arguments.shared->memory() : nullptr};
+  auto run = executor_->make_run(schedule_for(arguments), buffers, arguments.reduction, tags,
+                                 name_of(arguments.call));
   *work = run;
   executor_->start(run);
+  if (!tag.registered && channel_ == 0) fault_point(Fault::kDense);
   meet_trouble();
   drop_watched();
   if (lifeline_ != nullptr && !run->done()) watched_.push_back({run, descriptor});
@@ -773,324 +595,28 @@ void HostCommunicator::deregister_memory(void* region) {
   if (executor_->transport() != nullptr) executor_->transport()->deregister_memory(region);
 }
 
-// ---- making communicators ----
+// ---- for messages, and of the process ----
 
-Status HostCommunicator::side_channel(std::shared_ptr<Communicator>* side, WorkPtr* work) {
-  if (channel_ != 0) return error(SCAPE_ERR_USAGE, "%s is a side channel itself", name_.c_str());
-  const uint64_t cookie = mix(cookie_, next_offspring() + 1);
-  auto made = std::make_shared<SimpleWork>();
-  *work = made;
-  if (size_ == 1) {
-    *side = std::make_shared<HostCommunicator>(0, 1, cookie, 1, nullptr, nullptr);
-    made->end(Status::Ok());
-    return Status::Ok();
+std::string describe_call(const Descriptor& descriptor) {
+  const Call call = static_cast<Call>(descriptor.operation);
+  std::string text =
+      format("%s(count %llu, %s", name_of(call), static_cast<unsigned long long>(descriptor.count),
+             name_of(static_cast<DataType>(descriptor.type)));
+  if (has_op(call)) text += format(", %s", name_of(static_cast<ReduceOp>(descriptor.op)));
+  if (has_root(call)) text += format(", root %d", descriptor.root);
+  if (descriptor.registered != 0) {
+    text += format(", registered as \"%.*s\"", static_cast<int>(sizeof descriptor.name),
+                   descriptor.name);
   }
-  SCAPE_RETURN_IF_ERROR(check_process("side channel"));
-  // Exchanges the addresses over this communicator, each in a slot of one size.
-  struct Exchange {
-    std::unique_ptr<Transport> transport;
-    std::vector<std::byte> mine, all;
-    WorkPtr gathering;
-  };
-  auto exchange = std::make_shared<Exchange>();
-  TransportOptions options;
-  options.wakeup = true;
-  options.ranks = size_;
-  SCAPE_RETURN_IF_ERROR(make_transport(options, &exchange->transport));
-  std::vector<std::byte> address;
-  SCAPE_RETURN_IF_ERROR(exchange->transport->address(&address));
-  if (address.size() > kAddressSlot - sizeof(uint32_t)) {
-    return error(SCAPE_ERR_SYSTEM,
-                 "%s: a transport address of %zu bytes is longer than %zu; choose fewer devices "
-                 "(UCX_NET_DEVICES)",
-                 name_.c_str(), address.size(), kAddressSlot - sizeof(uint32_t));
+  if (descriptor.learning_rate != 0 || descriptor.weight_decay != 0) {
+    text += format(", last step with lr %.9g, weight decay %.9g",
+                   static_cast<double>(descriptor.learning_rate),
+                   static_cast<double>(descriptor.weight_decay));
   }
-  const uint32_t length = static_cast<uint32_t>(address.size());
-  exchange->mine.resize(kAddressSlot);
-  std::memcpy(exchange->mine.data(), &length, sizeof length);
-  std::memcpy(exchange->mine.data() + sizeof length, address.data(), length);
-  exchange->all.resize(kAddressSlot * static_cast<size_t>(size_));
-  SCAPE_RETURN_IF_ERROR(all_gather(exchange->mine.data(), exchange->all.data(), kAddressSlot,
-                                   DataType::kUint8, {false, "side channel"},
-                                   &exchange->gathering));
-  std::lock_guard<std::mutex> lock(mutex_);
-  followups_.push_back([this, exchange, made, side, cookie] {
-    if (!exchange->gathering->done()) return false;
-    if (Status status = exchange->gathering->status(); !status.ok()) {
-      made->end(std::move(status));
-      return true;
-    }
-    std::vector<std::vector<std::byte>> addresses;
-    for (size_t q = 0; q < static_cast<size_t>(size_); ++q) {
-      const std::byte* const slot = exchange->all.data() + q * kAddressSlot;
-      uint32_t bytes;
-      std::memcpy(&bytes, slot, sizeof bytes);
-      addresses.emplace_back(
-          slot + sizeof bytes,
-          slot + sizeof bytes + std::min<size_t>(bytes, kAddressSlot - sizeof bytes));
-    }
-    Status status = exchange->transport->connect(addresses);
-    if (status.ok()) {
-      *side = std::make_shared<HostCommunicator>(rank_, size_, cookie, 1,
-                                                 std::move(exchange->transport), lifeline_);
-    }
-    made->end(std::move(status));
-    return true;
-  });
-  return Status::Ok();
-}
-
-// A meeting of all ranks, and what this one brings to it.
-struct Meeting {
-  Endpoint root;
-  uint64_t cookie = 0;
-  bool at_rank_0 = false;             // rank 0 holds it, else who made the unique id
-  const Socket* root_door = nullptr;  // on a rank 0 that holds it: where it listens
-  int rank = 0, size = 1;
-  std::string purpose, transport_name;
-  std::unique_ptr<Transport> transport;
-  Socket listener;  // of this rank, for its lifeline
-  Endpoint endpoint;
-};
-
-// Meets the other ranks and builds the communicator.
-Status establish(Meeting* meeting, std::shared_ptr<Communicator>* out) {
-  const double timeout = settings().bootstrap_timeout_s;
-  Attendance mine;
-  mine.rank = meeting->rank;
-  mine.size = meeting->size;
-  mine.transport = std::move(meeting->transport_name);
-  mine.purpose = std::move(meeting->purpose);
-  mine.listener = meeting->endpoint;
-  SCAPE_RETURN_IF_ERROR(meeting->transport->address(&mine.blob));
-  std::vector<Member> members;
-  if (meeting->root_door != nullptr) {
-    SCAPE_RETURN_IF_ERROR(hold_meeting(*meeting->root_door, meeting->root.addresses,
-                                       meeting->cookie, mine, timeout, &members));
-  } else {
-    SCAPE_RETURN_IF_ERROR(attend_meeting(meeting->root, meeting->cookie, meeting->at_rank_0, mine,
-                                         timeout, &members));
-  }
-  std::vector<std::vector<std::byte>> addresses;
-  std::vector<Endpoint> endpoints;
-  for (Member& member : members) {
-    addresses.push_back(std::move(member.blob));
-    endpoints.push_back(std::move(member.listener));
-  }
-  SCAPE_RETURN_IF_ERROR(meeting->transport->connect(addresses));
-  std::shared_ptr<Lifeline> lifeline;
-  SCAPE_RETURN_IF_ERROR(Lifeline::connect(
-      meeting->rank, meeting->size, mix(meeting->cookie, 0), std::move(meeting->listener),
-      meeting->endpoint.addresses, std::move(endpoints), seconds_from_now(timeout), &lifeline));
-  *out = std::make_shared<HostCommunicator>(meeting->rank, meeting->size, meeting->cookie, 0,
-                                            std::move(meeting->transport), std::move(lifeline));
-  return Status::Ok();
-}
-
-// What host mode brings: the chosen transport, and a new listener.
-Status prepare(Meeting* meeting) {
-  TransportOptions options;
-  options.ranks = meeting->size;
-  SCAPE_RETURN_IF_ERROR(make_transport(options, &meeting->transport));
-  meeting->transport_name = chosen_transport();
-  SCAPE_RETURN_IF_ERROR(choose_addresses(settings().socket_ifname, settings().socket_family,
-                                         &meeting->endpoint.addresses));
-  return listen_on(meeting->endpoint.addresses, &meeting->listener, &meeting->endpoint.port);
-}
-
-Status check_rank(int rank, int size) {
-  if (size >= 1 && static_cast<size_t>(size) <= kMaxRanks && rank >= 0 && rank < size)
-    return Status::Ok();
-  return error(SCAPE_ERR_ARGUMENT,
-               "rank %d of %d is not possible: ranks are 0 .. size - 1, sizes 1 .. %zu", rank, size,
-               kMaxRanks);
-}
-
-HostCommunicator* as_host(Communicator& communicator) {
-  return dynamic_cast<HostCommunicator*>(&communicator);
-}
-
-// Meets some of the parent's ranks (`members`, in their new order) at the first one's listener.
-Status meet_again(HostCommunicator& parent, const std::vector<int>& members, uint64_t cookie,
-                  const std::string& purpose, std::shared_ptr<Communicator>* out) {
-  const auto me = std::find(members.begin(), members.end(), parent.rank());
-  const int rank = static_cast<int>(me - members.begin()), size = static_cast<int>(members.size());
-  if (size == 1) {
-    *out = std::make_shared<HostCommunicator>(0, 1, cookie, 0, nullptr, nullptr);
-    return Status::Ok();
-  }
-  const Lifeline& lifeline = *parent.lifeline();
-  Meeting meeting;
-  meeting.root = lifeline.members()[static_cast<size_t>(members.front())];
-  meeting.cookie = cookie;
-  meeting.at_rank_0 = true;
-  if (rank == 0) meeting.root_door = &lifeline.listener();
-  meeting.rank = rank;
-  meeting.size = size;
-  meeting.purpose = purpose;
-  SCAPE_RETURN_IF_ERROR(prepare(&meeting));
-  return establish(&meeting, out);
-}
-
-}  // namespace
-
-Status make_unique_id(UniqueId* id) {
-  SCAPE_RETURN_IF_ERROR(settings_status());
-  Invitation invitation;
-  SCAPE_RETURN_IF_ERROR(open_root(settings().bootstrap_timeout_s, &invitation));
-  id->bytes = invitation.encode();
-  return Status::Ok();
-}
-
-bool is_host_unique_id(const UniqueId& id) {
-  Invitation invitation;
-  return Invitation::decode(id.bytes, &invitation);
-}
-
-void drop_unique_id(const UniqueId& id) {
-  Invitation invitation;
-  if (Invitation::decode(id.bytes, &invitation)) leave_root(invitation.cookie, true);
-}
-
-Status create_communicator(const UniqueId& id, int rank, int size,
-                           std::shared_ptr<Communicator>* out) {
-  SCAPE_RETURN_IF_ERROR(settings_status());
-  SCAPE_RETURN_IF_ERROR(check_rank(rank, size));
-  Invitation invitation;
-  if (!Invitation::decode(id.bytes, &invitation)) {
-    return error(SCAPE_ERR_ARGUMENT,
-                 "rank %d: the unique id is not one of scape's host mode; make it with "
-                 "ncclGetUniqueId in a process with the same SCAPE_MODE",
-                 rank);
-  }
-  if (invitation.version != Invitation::kVersion || invitation.mode != Invitation::kHostMode) {
-    return error(SCAPE_ERR_MISMATCH,
-                 "rank %d: the unique id is of version %u, mode %u; this library has version %u, "
-                 "mode %u (host); use one "
-                 "build and one SCAPE_MODE everywhere",
-                 rank, invitation.version, invitation.mode, Invitation::kVersion,
-                 Invitation::kHostMode);
-  }
-  if (size == 1) {
-    leave_root(invitation.cookie, true);
-    *out = std::make_shared<HostCommunicator>(0, 1, invitation.cookie, 0, nullptr, nullptr);
-    return Status::Ok();
-  }
-  Meeting meeting;
-  meeting.root = invitation.root;
-  meeting.cookie = invitation.cookie;
-  meeting.rank = rank;
-  meeting.size = size;
-  meeting.purpose = "create";
-  Status status = prepare(&meeting);
-  if (status.ok()) status = establish(&meeting, out);
-  leave_root(invitation.cookie, false);
-  return status;
-}
-
-Status join_communicator(Joining joining, std::shared_ptr<Communicator>* out) {
-  SCAPE_RETURN_IF_ERROR(check_rank(joining.rank, joining.size));
-  if (joining.size == 1) {
-    *out = std::make_shared<HostCommunicator>(0, 1, joining.cookie, 0, nullptr, nullptr);
-    return Status::Ok();
-  }
-  Meeting meeting;
-  meeting.root = std::move(joining.root);
-  meeting.cookie = joining.cookie;
-  meeting.at_rank_0 = true;
-  meeting.rank = joining.rank;
-  meeting.size = joining.size;
-  meeting.purpose = "join";
-  meeting.transport_name = std::move(joining.transport_name);
-  meeting.transport = std::move(joining.transport);
-  meeting.listener = std::move(joining.listener);
-  meeting.endpoint = std::move(joining.endpoint);
-  if (joining.rank == 0) meeting.root_door = &meeting.listener;
-  return establish(&meeting, out);
-}
-
-Status split_communicator(Communicator& parent, int color, int key,
-                          std::shared_ptr<Communicator>* out) {
-  HostCommunicator* const host = as_host(parent);
-  if (host == nullptr)
-    return error(SCAPE_ERR_ARGUMENT, "split: the parent is not a host communicator");
-  struct Choice {
-    int32_t color, key;
-  };
-  const Choice mine{color, key};
-  std::vector<Choice> all(static_cast<size_t>(host->size()));
-  WorkPtr work;
-  SCAPE_RETURN_IF_ERROR(
-      host->all_gather(&mine, all.data(), sizeof mine, DataType::kUint8, {false, "split"}, &work));
-  SCAPE_RETURN_IF_ERROR(wait(*host, *work));
-  const uint64_t offspring = host->next_offspring() + 1;
-  out->reset();
-  if (color < 0) return Status::Ok();
-  std::vector<int> members;
-  for (int r = 0; r < host->size(); ++r) {
-    if (all[static_cast<size_t>(r)].color == color) members.push_back(r);
-  }
-  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-    return all[static_cast<size_t>(a)].key < all[static_cast<size_t>(b)].key;
-  });
-  const uint64_t cookie = mix(mix(host->cookie(), offspring), static_cast<uint64_t>(color));
-  return meet_again(*host, members, cookie, "split", out);
-}
-
-Status shrink_communicator(Communicator& parent, std::span<const int> excluded,
-                           std::shared_ptr<Communicator>* out) {
-  HostCommunicator* const host = as_host(parent);
-  if (host == nullptr)
-    return error(SCAPE_ERR_ARGUMENT, "shrink: the parent is not a host communicator");
-  const std::set<int> out_of_it(excluded.begin(), excluded.end());
-  std::string purpose = "shrink without";
-  for (const int rank : out_of_it) {
-    if (rank < 0 || rank >= host->size() || rank == host->rank()) {
-      return error(SCAPE_ERR_ARGUMENT, "shrink: rank %d cannot be excluded on rank %d of %d", rank,
-                   host->rank(), host->size());
-    }
-    purpose += format(" %d", rank);
-  }
-  std::vector<int> members;
-  for (int r = 0; r < host->size(); ++r) {
-    if (out_of_it.count(r) == 0) members.push_back(r);
-  }
-  const uint64_t cookie = mix(mix(host->cookie(), host->next_offspring() + 1), uint64_t{1} << 40);
-  return meet_again(*host, members, cookie, purpose, out);
-}
-
-Status grow_communicator(Communicator* parent, const UniqueId* id, int rank, int size,
-                         std::shared_ptr<Communicator>* out) {
-  if (parent == nullptr) {
-    if (id == nullptr) return error(SCAPE_ERR_ARGUMENT, "grow: a new rank needs the unique id");
-    return create_communicator(*id, rank, size, out);
-  }
-  if (size <= parent->size()) {
-    return error(SCAPE_ERR_ARGUMENT, "grow: %d ranks is not more than the %d there are", size,
-                 parent->size());
-  }
-  // The root's id to all: slots of a flag and the id.
-  struct Slot {
-    uint8_t present = 0;
-    UniqueId id;
-  };
-  Slot mine;
-  if (id != nullptr) mine = {1, *id};
-  std::vector<Slot> all(static_cast<size_t>(parent->size()));
-  WorkPtr work;
-  SCAPE_RETURN_IF_ERROR(
-      parent->all_gather(&mine, all.data(), sizeof mine, DataType::kUint8, {false, "grow"}, &work));
-  SCAPE_RETURN_IF_ERROR(wait(*parent, *work));
-  const auto present = [](const Slot& slot) { return slot.present != 0; };
-  if (std::count_if(all.begin(), all.end(), present) != 1) {
-    return error(
-        SCAPE_ERR_USAGE,
-        "grow: %td ranks of the parent gave a unique id; the one that made it must, and no "
-        "other",
-        std::count_if(all.begin(), all.end(), present));
-  }
-  const auto root = std::find_if(all.begin(), all.end(), present);
-  return create_communicator(root->id, parent->rank(), size, out);
+  if (has_counts(call))
+    text +=
+        format(", counts #%06llx", static_cast<unsigned long long>(descriptor.extra & 0xffffff));
+  return text + ")";
 }
 
 ByteCounters process_counters() {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "plugin/communicator.h"
+#include "plugin/transport/lifeline.h"
 #include "plugin/transport/socket.h"
 #include "plugin/transport/transport.h"
 
@@ -69,6 +70,10 @@ Status shrink_communicator(Communicator& parent, std::span<const int> excluded,
 // size .. size - 1.
 Status grow_communicator(Communicator* parent, const UniqueId* id, int rank, int size,
                          std::shared_ptr<Communicator>* out);
+
+// How a call reads in messages: "AllReduce(count 4, float32, sum)". Any bytes have a description: a
+// peer's may be anything.
+std::string describe_call(const Descriptor& descriptor);
 
 // Bytes moved by all transports of the process so far.
 ByteCounters process_counters();

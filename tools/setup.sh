@@ -4,6 +4,7 @@
 #   tools/setup.sh demo     and a Python with PyTorch
 #   tools/setup.sh demo-net and what test hosts are made with
 #   tools/setup.sh test     and the NCCL wheels that the declarations are checked against
+#   tools/setup.sh fuzz     Debian packages only: clang with libFuzzer and its sanitizers
 # What is there already is left alone; nothing needs root where the packages are there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,7 +21,8 @@ case $what in
   demo) packages="$packages python3 python3-venv python3-dev" ;;
   demo-net) packages="$packages python3 python3-venv python3-dev iproute2" ;;
   test) packages="$packages python3 python3-venv python3-dev git binutils procps iproute2 qemu-user openmpi-bin libopenmpi-dev" ;;
-  *) echo "usage: tools/setup.sh build|demo|demo-net|test" >&2; exit 2 ;;
+  fuzz) packages="$packages python3 clang libclang-rt-14-dev llvm" ;;
+  *) echo "usage: tools/setup.sh build|demo|demo-net|test|fuzz" >&2; exit 2 ;;
 esac
 
 missing=""
@@ -40,7 +42,7 @@ if [ -n "$missing" ]; then
   $as_root apt-get update -qq
   $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
 fi
-[ "$what" = build ] && exit 0
+case $what in build | fuzz) exit 0 ;; esac
 
 # A Python with torch >= 2.4 is taken as it is, through a virtual environment that sees it; else one is made.
 venv=build/venv

@@ -9,6 +9,10 @@
 
 #include "kernels/cpu/cpu.h"
 
+#if defined(__x86_64__) || defined(__i386__)
+#include <cpuid.h>
+#endif
+
 #include <functional>
 
 #include "kernels/scalar/element.h"
@@ -78,6 +82,16 @@ HWY_AFTER_NAMESPACE();
 
 namespace scape::kernels {
 
+#if HWY_ARCH_X86
+namespace {
+// Not every compiler's detection knows this one.
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+}  // namespace
+#endif
+
 // A target's table is asked for only where the CPU can run it: the code that fills it is compiled
 // for that target as well.
 std::vector<const Ops*> usable_cpu_ops() {
@@ -90,7 +104,7 @@ std::vector<const Ops*> usable_cpu_ops() {
   const bool avx2 = baseline && SCAPE_CPU_HAS("sse4.2") && SCAPE_CPU_HAS("pclmul") &&
                     SCAPE_CPU_HAS("aes") && SCAPE_CPU_HAS("popcnt") && SCAPE_CPU_HAS("avx") &&
                     SCAPE_CPU_HAS("avx2") && SCAPE_CPU_HAS("bmi") && SCAPE_CPU_HAS("bmi2") &&
-                    SCAPE_CPU_HAS("fma") && SCAPE_CPU_HAS("f16c");
+                    SCAPE_CPU_HAS("fma") && has_f16c();
   const bool avx512 = avx2 && SCAPE_CPU_HAS("avx512f") && SCAPE_CPU_HAS("avx512vl") &&
                       SCAPE_CPU_HAS("avx512dq") && SCAPE_CPU_HAS("avx512bw");
 #undef SCAPE_CPU_HAS

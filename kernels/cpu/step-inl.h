@@ -173,7 +173,7 @@ void hooked_step(const float* payload, const uint64_t* mask, const uint64_t* bef
                  const StepParams& params, Type type, void* out, float* m, uint16_t* last) {
   const float factor = leaving_factor(params.beta1);
   const float rest = 1.0f - params.beta1;
-  std::memset(out, 0, n * size_of(type));
+  std::fill_n(static_cast<std::byte*>(out), n * size_of(type), std::byte{0});  // null where n is 0
   for (size_t w = 0; w < mask_words(n); ++w) {
     for_each_bit(mask[w], w * 64, [&](size_t j) {
       const uint16_t age = counted_age(age_of(last[j], params.t), params);

@@ -283,8 +283,7 @@ bool read_variable(const char* name, int* out, Status* status) {
   return true;
 }
 
-}  // namespace
-
+// The rank that the launcher's environment gives this process.
 Status launch_from_environment(const std::string& id_file, Launch* out) {
   struct Source {
     const char* rank;
@@ -348,6 +347,7 @@ Status launch_from_environment(const std::string& id_file, Launch* out) {
   return Status::Ok();
 }
 
+// The value of "--worker".
 Status launch_from_worker_option(const std::string& value, Launch* out) {
   int rank = -1, ranks = 0, used = 0;
   if (std::sscanf(value.c_str(), "%d/%d%n", &rank, &ranks, &used) != 2) {
@@ -366,6 +366,18 @@ Status launch_from_worker_option(const std::string& value, Launch* out) {
     at = end;
   }
   return Status::Ok();
+}
+
+}  // namespace
+
+Status find_launch(const std::string& worker, const std::string& id_file, int local_ranks,
+                   Launch* out) {
+  if (!worker.empty()) return launch_from_worker_option(worker, out);
+  SCAPE_RETURN_IF_ERROR(launch_from_environment(id_file, out));
+  if (local_ranks == 1 || out->ranks == 1) return Status::Ok();
+  return error(SCAPE_ERR_USAGE,
+               "-g %d under a launcher: each of its processes is one rank; leave -g out",
+               local_ranks);
 }
 
 int run_local_ranks(int ranks, int argc, char** argv, double grace_s) {

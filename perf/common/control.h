@@ -30,18 +30,18 @@ struct Launch {
   std::string origin;
 };
 
-// The rank that the launcher's environment gives this process: RANK and WORLD_SIZE (torchrun), Open
-// MPI's, PMIx's or PMI's; rank 0 of 1 without any. `id_file` is the --id-file option. A half-set or
-// contradictory environment is an error that names the variables.
-Status launch_from_environment(const std::string& id_file, Launch* out);
+// Which rank this process is: as `worker` says where it is not empty (the hidden "--worker" option
+// of a rank that -g started), else as the launcher's environment does: RANK and WORLD_SIZE
+// (torchrun), Open MPI's, PMIx's or PMI's; rank 0 of 1 without any. `id_file` is the --id-file
+// option. A half-set or contradictory environment is an error that names the variables, and so is
+// one beside a -g of several ranks, which run_local_ranks() starts.
+Status find_launch(const std::string& worker, const std::string& id_file, int local_ranks,
+                   Launch* out);
 
 // Starts `ranks` copies of this program on this host, each with a "--worker" option added, waits
 // for them and returns the exit status of the run: the first failing rank's, or 0. When one fails,
 // the others get `grace_s` seconds to report and are then ended. Call before any thread is started.
 int run_local_ranks(int ranks, int argc, char** argv, double grace_s);
-
-// Parses the "--worker" option's value.
-Status launch_from_worker_option(const std::string& value, Launch* out);
 
 class Control {
  public:

@@ -400,25 +400,13 @@ int run_program(const Collective& collective, int argc, char** argv) {
   };
 
   Launch launch;
-  if (!options.worker.empty()) {
-    if (const Status status = launch_from_worker_option(options.worker, &launch); !status.ok()) {
-      return fail(0, status, kExitUsage);
-    }
-  } else {
-    if (const Status status = launch_from_environment(options.id_file, &launch); !status.ok()) {
-      return fail(0, status, kExitUsage);
-    }
-    if (options.local_ranks > 1 && launch.ranks > 1) {
-      return fail(launch.rank,
-                  error(SCAPE_ERR_USAGE,
-                        "-g %d under a launcher: each of its processes is one rank; "
-                        "leave -g out",
-                        options.local_ranks),
-                  kExitUsage);
-    }
-    if (options.local_ranks > 1) {
-      return run_local_ranks(options.local_ranks, argc, argv, kGraceSeconds);
-    }
+  if (const Status status =
+          find_launch(options.worker, options.id_file, options.local_ranks, &launch);
+      !status.ok()) {
+    return fail(launch.rank, status, kExitUsage);
+  }
+  if (options.worker.empty() && options.local_ranks > 1) {
+    return run_local_ranks(options.local_ranks, argc, argv, kGraceSeconds);
   }
   for (const int root : options.roots) {
     if (collective.has_root() && root >= launch.ranks) {

@@ -14,22 +14,22 @@ bool find(void* handle, const char* name, Function* out) {
   return *out != nullptr;
 }
 
-std::string library_beside_program() {
+}  // namespace
+
+std::string library_beside_program(const std::string& name) {
   char program[PATH_MAX];
   const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-  if (length <= 0) return "libscape_nccl.so";
+  if (length <= 0) return name;
   const std::string path(program, static_cast<size_t>(length));
-  return path.substr(0, path.rfind('/')) + "/../lib/libscape_nccl.so";
+  return path.substr(0, path.rfind('/')) + "/../lib/" + name;
 }
-
-}  // namespace
 
 Status load_nccl(const std::string& path, NcclLibrary* out) {
   // The programs' buffers are host memory whatever the machine has.
   setenv("SCAPE_MODE", "host", 0);
   void* handle = RTLD_DEFAULT;
   if (!path.empty() || dlsym(RTLD_DEFAULT, "ncclGetVersion") == nullptr) {
-    const std::string file = path.empty() ? library_beside_program() : path;
+    const std::string file = path.empty() ? library_beside_program("libscape_nccl.so") : path;
     handle = dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL);
     if (handle == nullptr) {
       return error(

@@ -59,6 +59,9 @@ struct NcclLibrary {
   bool has_scape() const { return register_buffer != nullptr; }
 };
 
+// The path of this build's library of this name: ../lib beside the program.
+std::string library_beside_program(const std::string& name);
+
 // Finds the functions: in the library `path` when it is not empty, else in the process, else in
 // ../lib/libscape_nccl.so beside this program. The library stays loaded. Errors name what was
 // looked for and where.

@@ -1,65 +1,12 @@
 #include "perf/common/options.h"
 
 #include <CLI/CLI.hpp>
-#include <cctype>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 
 #include "perf/common/control.h"
 
 namespace scape::perf {
-namespace {
-
-const CLI::Validator kBytes(
-    [](std::string& text) {
-      size_t bytes = 0;
-      return parse_bytes(text, &bytes) ? std::string()
-                                       : "'" + text + "' is not a size such as 8, 4K or 256M";
-    },
-    "SIZE");
-
-}  // namespace
-
-bool parse_bytes(const std::string& text, size_t* out) {
-  char* end = nullptr;
-  if (text.empty() || std::isdigit(static_cast<unsigned char>(text[0])) == 0) return false;
-  const double number = std::strtod(text.c_str(), &end);
-  double unit = 1;
-  switch (std::toupper(static_cast<unsigned char>(*end))) {
-    case 'G':
-      unit = 1 << 30;
-      break;
-    case 'M':
-      unit = 1 << 20;
-      break;
-    case 'K':
-      unit = 1 << 10;
-      break;
-    case 'B':
-    case '\0':
-      break;
-    default:
-      return false;
-  }
-  if (*end != '\0' && end[1] != '\0') return false;
-  if (!(number * unit < 1e15)) return false;
-  *out = static_cast<size_t>(number * unit);
-  return true;
-}
-
-std::vector<size_t> Options::sizes() const {
-  std::vector<size_t> all;
-  for (size_t bytes = min_bytes; bytes <= max_bytes;) {
-    all.push_back(bytes);
-    const size_t next = step_factor > 1
-                            ? static_cast<size_t>(static_cast<double>(bytes) * step_factor)
-                            : bytes + step_bytes;
-    bytes = std::max(next, bytes + 1);
-  }
-  return all;
-}
-
 bool parse_options(const Collective& collective, int argc, char** argv, Options* out,
                    int* exit_code) {
   *exit_code = kExitUsage;
@@ -67,20 +14,10 @@ bool parse_options(const Collective& collective, int argc, char** argv, Options*
   CLI::App app(std::string("Measures and checks ") + collective.name() +
                " of the NCCL library in the process, on host memory.\n"
                "Ranks: -g starts them here; under torchrun or mpirun each process is one.");
-  std::string min_bytes = "32M", max_bytes, step_bytes = "1M";
   std::string type = "float", op = "sum", root = "0", role = "gradient", payload = "fp32";
   int threads = 1, ignored = 0, graphs = 0;
 
-  app.add_option("-b,--minbytes", min_bytes, "first size in bytes")
-      ->check(kBytes)
-      ->capture_default_str();
-  app.add_option("-e,--maxbytes", max_bytes, "last size in bytes; the first when not given")
-      ->check(kBytes);
-  app.add_option("-i,--stepbytes", step_bytes, "distance of sizes")
-      ->check(kBytes)
-      ->capture_default_str();
-  app.add_option("-f,--stepfactor", options.step_factor, "factor between sizes, instead of -i")
-      ->check(CLI::Range(1.0, 1e9));
+  options.add_options(&app);
   app.add_option("-n,--iters", options.iterations, "timed calls a size")
       ->check(CLI::Range(1, 10000000))
       ->capture_default_str();
@@ -155,13 +92,7 @@ bool parse_options(const Collective& collective, int argc, char** argv, Options*
     return false;
   };
 
-  parse_bytes(min_bytes, &options.min_bytes);
-  options.max_bytes = options.min_bytes;
-  if (!max_bytes.empty()) parse_bytes(max_bytes, &options.max_bytes);
-  parse_bytes(step_bytes, &options.step_bytes);
-  if (options.max_bytes < options.min_bytes) {
-    return refuse("-e is below -b: there is no size to run");
-  }
+  if (const Status status = options.complete(); !status.ok()) return refuse(status.message());
   if (graphs != 0) return refuse("-G must be 0: host memory has no CUDA graphs");
   if (const Status status = parse_types(type, &options.types); !status.ok())
     return refuse(status.message());

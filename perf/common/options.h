@@ -8,14 +8,11 @@
 #include <vector>
 
 #include "perf/common/collective.h"
+#include "perf/common/sizes.h"
 
 namespace scape::perf {
 
-struct Options {
-  size_t min_bytes = size_t{32} << 20;
-  size_t max_bytes = size_t{32} << 20;
-  size_t step_bytes = size_t{1} << 20;
-  double step_factor = 1;  // above 1: sizes grow by it instead of by step_bytes
+struct Options : SizeRange {
   int iterations = 20;
   double seconds = 0;  // above 0: as many calls as take about this long, instead of `iterations`
   int warmup = 1;
@@ -38,16 +35,11 @@ struct Options {
   scape_role role = SCAPE_ROLE_GRADIENT;
   scape_dtype payload = SCAPE_FLOAT32;
   int64_t compute_us = 0;
-
-  std::vector<size_t> sizes() const;
 };
 
 // Fills *out. False when the program is to end with *exit_code at once (--help, a bad option, which
 // is reported on stderr).
 bool parse_options(const Collective& collective, int argc, char** argv, Options* out,
                    int* exit_code);
-
-// "32M", "1K", "256", "1G", "8B" as bytes.
-bool parse_bytes(const std::string& text, size_t* out);
 
 }  // namespace scape::perf

@@ -66,9 +66,8 @@ void Report::print_header() const {
       "# %s: ranks %d minBytes %zu maxBytes %zu step: %s warmup iters: %d iters: %d agg iters: %d "
       "validation: %d\n",
       collective_.name(), ranks_, options_.min_bytes, options_.max_bytes,
-      options_.step_factor > 1 ? format("%g(factor)", options_.step_factor).c_str()
-                               : format("%zu(bytes)", options_.step_bytes).c_str(),
-      options_.warmup, options_.iterations, options_.aggregated, options_.checks);
+      options_.step_text().c_str(), options_.warmup, options_.iterations, options_.aggregated,
+      options_.checks);
   std::printf("# Library: %s, NCCL version %d\n", nccl_.path.c_str(), nccl_.version);
   if (options_.sparse) {
     std::printf(

@@ -56,7 +56,7 @@ Run::Run(std::shared_ptr<RunPool> pool, std::shared_ptr<const Schedule> schedule
     : pool_(std::move(pool)),
       schedule_(std::move(schedule)),
       memory_{static_cast<const std::byte*>(buffers.send), static_cast<std::byte*>(buffers.recv),
-              nullptr},
+              nullptr, static_cast<std::byte*>(buffers.shared)},
       send_region_(buffers.send_region),
       recv_region_(buffers.recv_region),
       reduction_(reduction),

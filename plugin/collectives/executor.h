@@ -43,12 +43,14 @@ class RunPool final : public std::pmr::memory_resource {
       {.max_blocks_per_chunk = 16, .largest_required_pool_block = size_t{1} << 20}};
 };
 
-// The caller's two spaces, and what the transport's register_memory() said of them; null: nothing.
+// The caller's two spaces, what the transport's register_memory() said of them, and the memory that
+// ranks of the host share. Null: nothing.
 struct Buffers {
   const void* send = nullptr;
   void* recv = nullptr;
   void* send_region = nullptr;
   void* recv_region = nullptr;
+  void* shared = nullptr;
 };
 
 // One schedule under way. done() and status() may be read by any thread, all else is the

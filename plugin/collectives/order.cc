@@ -114,14 +114,14 @@ class Simulation {
 
 Status simulate(std::span<const std::shared_ptr<const Schedule>> schedules,
                 std::span<const void* const> send, std::span<void* const> recv,
-                std::span<const Reduction> reductions) {
+                std::span<const Reduction> reductions, std::span<std::byte* const> shared) {
   Simulation simulation(schedules.size());
   for (size_t r = 0; r < schedules.size(); ++r) {
     RankState& state = simulation.rank(r);
     state.schedule = schedules[r].get();
     state.scratch.resize(schedules[r]->scratch_bytes);
     state.memory = {static_cast<const std::byte*>(send[r]), static_cast<std::byte*>(recv[r]),
-                    state.scratch.data()};
+                    state.scratch.data(), shared.empty() ? nullptr : shared[r]};
     state.reduction = reductions[reductions.size() == 1 ? 0 : r];
     state.left = schedules[r]->steps.size();
     for (const Step& step : schedules[r]->steps) state.remaining.push_back(step.predecessors);
@@ -130,7 +130,8 @@ Status simulate(std::span<const std::shared_ptr<const Schedule>> schedules,
 }
 
 Status simulate_all_reduce(std::span<const void* const> inputs, void* out, size_t count,
-                           DataType type, std::span<const Reduction> reductions) {
+                           DataType type, std::span<const Reduction> reductions,
+                           Algorithm algorithm) {
   if (inputs.empty() || (reductions.size() != 1 && reductions.size() != inputs.size())) {
     return error(SCAPE_ERR_ARGUMENT,
                  "simulate_all_reduce: %zu inputs with %zu reductions; give one, or one per rank",
@@ -146,7 +147,7 @@ Status simulate_all_reduce(std::span<const void* const> inputs, void* out, size_
     shape.count = count;
     shape.type = type;
     shape.op = reductions[0].op;
-    schedules.push_back(all_reduce_schedule(shape));
+    schedules.push_back(all_reduce_schedule(shape, algorithm));
     if (r > 0) results[r].resize(count * size_of(type));
     recv.push_back(r == 0 ? out : results[r].data());
   }

@@ -9,6 +9,9 @@
 //   p < P.
 //                         Then neighbours at distance 1, 2, 4, ...: (y_0 + y_1) + (y_2 + y_3), and
 //                         so on, the lower rank's half on the left.
+//   in shared memory      y_h = the sum over host h's ranks, lowest first; then y over hosts, slice
+//   by
+//                         slice of the owners', as for an all-reduce of that size.
 //   kRing                 slice q (slice_of): ((x_{q+1} + x_{q+2}) + ...) + x_q, indices modulo P.
 //
 // Which one a call takes: choose_all_reduce(). 8- and 16-bit floats are always flat or direct:
@@ -25,19 +28,20 @@
 
 namespace scape::plugin {
 
-// What an all-reduce over inputs.size() ranks gives, bit for bit, computed in this process. For
-// kPremulSum `reductions` names each rank's factor; it may hold one entry for all. out: count
-// elements, none of the inputs.
+// What an all-reduce over inputs.size() ranks gives, bit for bit, computed in this process; by the
+// algorithm that such a call takes, or the one named. For kPremulSum `reductions` names each rank's
+// factor; it may hold one entry for all. out: count elements, none of the inputs.
 Status simulate_all_reduce(std::span<const void* const> inputs, void* out, size_t count,
-                           DataType type, std::span<const Reduction> reductions);
+                           DataType type, std::span<const Reduction> reductions,
+                           Algorithm algorithm = Algorithm::kAuto);
 Status simulate_all_reduce(std::span<const void* const> inputs, void* out, size_t count,
                            DataType type, Reduction reduction);
 
 // Runs all ranks' schedules against each other in this process. send[r] and recv[r] are rank r's
-// buffers. INTERNAL when they do not fit together: a message without its counterpart, of another
-// size, or a step that never becomes ready.
+// buffers, shared[r], where given, the shared memory of its host. INTERNAL when they do not fit
+// together: a message without its counterpart, of another size, or a step that never becomes ready.
 Status simulate(std::span<const std::shared_ptr<const Schedule>> schedules,
                 std::span<const void* const> send, std::span<void* const> recv,
-                std::span<const Reduction> reductions);
+                std::span<const Reduction> reductions, std::span<std::byte* const> shared = {});
 
 }  // namespace scape::plugin

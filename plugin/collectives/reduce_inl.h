@@ -5,6 +5,14 @@
 
 #include "plugin/collectives/reduce.h"
 
+// The passes of the loop that follows do not depend on each other. Clang has no such hint that it
+// may leave unused; it looks for overlap at run time instead.
+#ifdef __clang__
+#define SCAPE_INDEPENDENT
+#else
+#define SCAPE_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 namespace scape::plugin::detail {
 namespace {
 
@@ -152,14 +160,14 @@ struct Prod {
 struct Max {
   template <typename T>
   static T apply(T a, T b) {
-    if constexpr (IsFloat<T>::value) return (b > a) | (a != a) ? b : a;
+    if constexpr (IsFloat<T>::value) return ((b > a) | (a != a)) ? b : a;
     return b > a ? b : a;
   }
 };
 struct Min {
   template <typename T>
   static T apply(T a, T b) {
-    if constexpr (IsFloat<T>::value) return (b < a) | (a != a) ? b : a;
+    if constexpr (IsFloat<T>::value) return ((b < a) | (a != a)) ? b : a;
     return b < a ? b : a;
   }
 };
@@ -182,7 +190,7 @@ void reduce_loop(const ReduceCall& call) {
     const auto* const a = operand(0);
     const auto* const b = operand(1);
     // `out` may be a or b itself, never a shifted overlap.
-#pragma GCC ivdep
+    SCAPE_INDEPENDENT
     for (size_t i = 0; i < call.n; ++i)
       out[i] = Out::store(Op::apply(In::load(a[i]), In::load(b[i])));
     return;
@@ -260,7 +268,7 @@ void scale_loop(Factor factor, void* out, const void* in, size_t n) {
   using T = typename Type::Compute;
   auto* const to = static_cast<T*>(out);
   const auto* const from = static_cast<const typename Type::Storage*>(in);
-#pragma GCC ivdep
+  SCAPE_INDEPENDENT
   for (size_t i = 0; i < n; ++i) to[i] = Prod::apply(Type::load(from[i]), static_cast<T>(factor));
 }
 

@@ -1,9 +1,10 @@
 // A schedule: what one rank does in one collective, as plain data.
 //
-// A directed graph of steps over byte ranges of three spaces (the caller's sending and receiving
-// buffers, and scratch memory). Computed from rank, size, count and type alone, so all ranks'
-// schedules fit together, and any of it can be examined or run in a single process. Run by Executor
-// over a transport, or by simulate() in plugin/collectives/order.h.
+// A directed graph of steps over byte ranges of four spaces (the caller's sending and receiving
+// buffers, scratch memory, and memory that ranks of one host share). Computed from rank, size,
+// count and type alone, so all ranks' schedules fit together, and any of it can be examined or run
+// in a single process. Run by Executor over a transport, or by simulate() in
+// plugin/collectives/order.h.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,7 @@
 
 namespace scape::plugin {
 
-enum class Space : uint8_t { kSend, kRecv, kScratch };
+enum class Space : uint8_t { kSend, kRecv, kScratch, kShared };
 
 struct Place {
   Space space = Space::kSend;
@@ -58,21 +59,22 @@ struct Schedule {
   std::vector<uint32_t> first;  // steps without predecessors, in order
 };
 
-// The three spaces of one call.
+// The spaces of one call.
 struct Memory {
   const std::byte* send = nullptr;
   std::byte* recv = nullptr;
   std::byte* scratch = nullptr;
+  std::byte* shared = nullptr;
 
   const std::byte* read(Place place) const {
-    return (place.space == Space::kSend   ? send
-            : place.space == Space::kRecv ? recv
-                                          : scratch) +
-           place.offset;
+    return place.space == Space::kSend ? send + place.offset : write(place);
   }
   // Nothing writes the sending space.
   std::byte* write(Place place) const {
-    return (place.space == Space::kRecv ? recv : scratch) + place.offset;
+    return (place.space == Space::kRecv      ? recv
+            : place.space == Space::kScratch ? scratch
+                                             : shared) +
+           place.offset;
   }
 };
 

@@ -76,13 +76,81 @@ class Planner {
 
   // ---- all-reduce ----
 
+  void all_reduce(Algorithm algorithm) {
+    if (size_ == 1) return single();
+    switch (algorithm) {
+      case Algorithm::kRecursiveDoubling:
+        return recursive_doubling();
+      case Algorithm::kRing:
+        return ring();
+      case Algorithm::kDirect:
+        return direct();
+      default:
+        return flat();
+    }
+  }
+
+  void shared(const SharedLayout& layout) {
+    size_t host = 0, me = 0, owners = SIZE_MAX;
+    for (size_t h = 0; h < layout.hosts.size(); ++h) {
+      const std::vector<int>& ranks = layout.hosts[h];
+      owners = std::min(owners, ranks.size());
+      const auto found = std::find(ranks.begin(), ranks.end(), rank_);
+      if (found == ranks.end()) continue;
+      host = h;
+      me = static_cast<size_t>(found - ranks.begin());
+    }
+    const std::vector<int>& mates = layout.hosts[host];
+    const Place nothing = at(Space::kScratch, 0);
+    const Place mine = at(Space::kShared, me * layout.stride);
+    const Id ready = premultiplied_ ? builder_.scale(mine, mine, shape_.count) : kNone;
+    for (size_t j = 0; j < owners; ++j) {
+      if (j != me) builder_.send(mates[j], nothing, 0, {ready});
+    }
+    if (me < owners) {
+      arrived_ = {ready};
+      for (size_t j = 0; j < mates.size(); ++j) {
+        if (j != me) arrived_.push_back(builder_.recv(mates[j], nothing, 0));
+      }
+      // From here on the call is that of this slice's owners.
+      const Range slice =
+          slice_of(shape_.count, result_bytes_, static_cast<int>(owners), static_cast<int>(me));
+      const size_t first = builder_.schedule().steps.size();
+      for (size_t j = 0; j < mates.size(); ++j)
+        summed_.push_back(at(Space::kShared, j * layout.stride + slice.begin * result_bytes_));
+      result_ = at(Space::kShared, mates.size() * layout.stride + slice.begin * result_bytes_);
+      for (const std::vector<int>& ranks : layout.hosts) group_.push_back(ranks[me]);
+      rank_ = static_cast<int>(host);
+      size_ = static_cast<int>(layout.hosts.size());
+      shape_.count = slice.size();
+      if (shape_.count > 0)
+        all_reduce(choose_all_reduce(size_, shape_.count, shape_.type, ReduceOp::kSum));
+      const size_t end = builder_.schedule().steps.size();
+      for (size_t j = 0; j < mates.size(); ++j) {
+        if (j == me) continue;
+        const Id told = builder_.send(mates[j], nothing, 0);
+        for (const Id id : arrived_) builder_.depend(told, id);
+        for (size_t id = first; id < end; ++id) builder_.depend(told, static_cast<Id>(id));
+      }
+    }
+    for (size_t j = 0; j < owners; ++j) {
+      if (j != me) builder_.recv(mates[j], nothing, 0);
+    }
+  }
+
   void single() {
+    if (!summed_.empty()) {
+      const size_t elements = kChunkBytes / operand_bytes_;
+      for (size_t c = 0; c < chunks_in(shape_.count, elements); ++c)
+        operand(chunk_of({0, shape_.count}, elements, c));
+      return;
+    }
     const Operand own = operand({0, shape_.count});
     if (!premultiplied_) {
-      builder_.copy(at(Space::kRecv, 0), own.place, shape_.count * result_bytes_);
+      builder_.copy(result(0), own.place, shape_.count * result_bytes_);
     } else {
       const Place sources[] = {own.place};
-      builder_.reduce(at(Space::kRecv, 0), sources, shape_.count, true, {own.ready});
+      builder_.reduce(result(0), sources, shape_.count, true, {own.ready});
     }
   }
 
@@ -92,15 +160,14 @@ class Planner {
     std::vector<Place> sources(static_cast<size_t>(size_));
     sources[static_cast<size_t>(rank_)] = own.place;
     std::vector<Id> before;
-    for (int d = 1; d < size_; ++d)
-      before.push_back(builder_.send(next(d), own.place, bytes, {own.ready}));
+    for (int d = 1; d < size_; ++d) before.push_back(send(next(d), own.place, bytes, {own.ready}));
     for (int d = 1; d < size_; ++d) {
       const Place slot = builder_.scratch(bytes);
       sources[static_cast<size_t>(previous(d))] = slot;
-      before.push_back(builder_.recv(previous(d), slot, bytes));
+      before.push_back(recv(previous(d), slot, bytes));
     }
     // In place the result overwrites what is being sent, hence after the sends too.
-    const Id sum = builder_.reduce(at(Space::kRecv, 0), sources, shape_.count, true, {own.ready});
+    const Id sum = builder_.reduce(result(0), sources, shape_.count, true, {own.ready});
     for (const Id id : before) builder_.depend(sum, id);
   }
 
@@ -108,10 +175,9 @@ class Planner {
     const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(size_)));
     const Operand own = operand({0, shape_.count});
     const size_t bytes = shape_.count * operand_bytes_;
-    const Place result = at(Space::kRecv, 0);
     if (rank_ >= power) {
-      const Id sent = builder_.send(rank_ - power, own.place, bytes, {own.ready});
-      builder_.recv(rank_ - power, result, bytes, {sent});
+      const Id sent = send(rank_ - power, own.place, bytes, {own.ready});
+      recv(rank_ - power, result(0), bytes, {sent});
       return;
     }
     Place current = own.place;
@@ -119,7 +185,7 @@ class Planner {
     const bool has_extra = rank_ + power < size_;
     if (has_extra) {
       const Place slot = builder_.scratch(bytes);
-      const Id received = builder_.recv(rank_ + power, slot, bytes);
+      const Id received = recv(rank_ + power, slot, bytes);
       const Place sources[] = {current, slot};
       current = builder_.scratch(bytes);
       ready = builder_.reduce(current, sources, shape_.count, false, {ready, received});
@@ -127,16 +193,16 @@ class Planner {
     for (int distance = 1; distance < power; distance *= 2) {
       const int peer = rank_ ^ distance;
       const Place slot = builder_.scratch(bytes);
-      const Id sent = builder_.send(peer, current, bytes, {ready});
-      const Id received = builder_.recv(peer, slot, bytes);
+      const Id sent = send(peer, current, bytes, {ready});
+      const Id received = recv(peer, slot, bytes);
       const Place lower = rank_ < peer ? current : slot, upper = rank_ < peer ? slot : current;
       const Place sources[] = {lower, upper};
       const bool last = distance * 2 == power;
-      current = last ? result : builder_.scratch(bytes);
+      current = last ? result(0) : builder_.scratch(bytes);
       // In place the last one overwrites what the first one sent, hence after its send too.
       ready = builder_.reduce(current, sources, shape_.count, last, {ready, sent, received});
     }
-    if (has_extra) builder_.send(rank_ + power, result, bytes, {ready});
+    if (has_extra) send(rank_ + power, result(0), bytes, {ready});
   }
 
   void ring() {
@@ -169,21 +235,20 @@ class Planner {
         if (out.size() > 0) {
           if (s == 0) {
             const Operand own = operand(out);
-            started.push(builder_.send(right, own.place, out.size() * operand_bytes_,
-                                       {own.ready, started.oldest()}));
+            started.push(
+                send(right, own.place, out.size() * operand_bytes_, {own.ready, started.oldest()}));
           } else {
-            held->free = builder_.send(right, held->place, out.size() * operand_bytes_, {ready});
+            held->free = send(right, held->place, out.size() * operand_bytes_, {ready});
           }
         }
         if (in.size() > 0) {
           Slot& slot = lane[static_cast<size_t>(s % 2)];
           const Operand own = operand(in);
-          const Id received =
-              builder_.recv(left, slot.place, in.size() * operand_bytes_, {slot.free});
+          const Id received = recv(left, slot.place, in.size() * operand_bytes_, {slot.free});
           const bool last = s + 2 == size_;
           const Place sources[] = {slot.place, own.place};
-          ready = builder_.reduce(last ? at(Space::kRecv, in.begin * result_bytes_) : slot.place,
-                                  sources, in.size(), last, {received, own.ready});
+          ready = builder_.reduce(last ? result(in.begin * result_bytes_) : slot.place, sources,
+                                  in.size(), last, {received, own.ready});
           slot.free = ready;
           held = &slot;
         }
@@ -191,13 +256,12 @@ class Planner {
       for (int g = 0; g + 1 < size_; ++g) {
         const Range out = slice_chunk(rank_ - g, c), in = slice_chunk(rank_ - g - 1, c);
         if (out.size() > 0) {
-          builder_.send(right, at(Space::kRecv, out.begin * result_bytes_),
-                        out.size() * result_bytes_, {ready});
+          send(right, result(out.begin * result_bytes_), out.size() * result_bytes_, {ready});
         }
         ready = kNone;
         if (in.size() > 0) {
-          ready = builder_.recv(left, at(Space::kRecv, in.begin * result_bytes_),
-                                in.size() * result_bytes_, {g == 0 ? gathered.oldest() : kNone});
+          ready = recv(left, result(in.begin * result_bytes_), in.size() * result_bytes_,
+                       {g == 0 ? gathered.oldest() : kNone});
         }
       }
       gathered.push(ready);
@@ -208,11 +272,11 @@ class Planner {
     const auto slice = [this](int q) { return slice_of(shape_.count, result_bytes_, size_, q); };
     const Range own = slice(rank_);
     std::vector<Window> results(static_cast<size_t>(size_));
-    reduce_slices(slice, at(Space::kRecv, own.begin * result_bytes_), [&](const SliceChunk& chunk) {
+    reduce_slices(slice, result(own.begin * result_bytes_), [&](const SliceChunk& chunk) {
       for (int d = 1; d < size_; ++d) {
         if (chunk.own.size() == 0) break;
-        builder_.send(next(d), at(Space::kRecv, chunk.own.begin * result_bytes_),
-                      chunk.own.size() * result_bytes_, {chunk.reduced});
+        send(next(d), result(chunk.own.begin * result_bytes_), chunk.own.size() * result_bytes_,
+             {chunk.reduced});
       }
       for (int d = 1; d < size_; ++d) {
         const int q = previous(d);
@@ -220,9 +284,8 @@ class Planner {
         if (in.size() == 0) continue;
         Window& window = results[static_cast<size_t>(q)];
         // In place it overwrites the operand that went to q.
-        window.push(builder_.recv(q, at(Space::kRecv, in.begin * result_bytes_),
-                                  in.size() * result_bytes_,
-                                  {(*chunk.sent)[static_cast<size_t>(q)], window.oldest()}));
+        window.push(recv(q, result(in.begin * result_bytes_), in.size() * result_bytes_,
+                         {(*chunk.sent)[static_cast<size_t>(q)], window.oldest()}));
       }
     });
   }
@@ -369,13 +432,33 @@ class Planner {
     return begin;
   }
 
+  // To and from a rank of the group that does the call.
+  int peer(int q) const { return group_.empty() ? q : group_[static_cast<size_t>(q)]; }
+  Id send(int q, Place from, size_t bytes, std::initializer_list<Id> after = {}) {
+    return builder_.send(peer(q), from, bytes, after);
+  }
+  Id recv(int q, Place to, size_t bytes, std::initializer_list<Id> after = {}) {
+    return builder_.recv(peer(q), to, bytes, after);
+  }
+  Place result(size_t offset) const { return plus(result_, offset); }
+
   struct Operand {
     Place place;
     Id ready = kNone;
   };
 
-  // Where this rank's operand for a range of elements is, multiplied where the op asks for it.
+  // Where this rank's operand for a range of elements is, multiplied where the op asks for it, or
+  // the sum over its host.
   Operand operand(Range range) {
+    if (!summed_.empty()) {
+      std::vector<Place> sources;
+      for (const Place& place : summed_)
+        sources.push_back(plus(place, range.begin * result_bytes_));
+      const Place sum = result(range.begin * result_bytes_);
+      const Id id = builder_.reduce(sum, sources, range.size(), size_ == 1);
+      for (const Id before : arrived_) builder_.depend(id, before);
+      return {sum, id};
+    }
     if (!premultiplied_) return {at(Space::kSend, range.begin * operand_bytes_), kNone};
     if (range.size() == 0) return {at(Space::kScratch, 0), kNone};
     const Place place = builder_.scratch(range.size() * operand_bytes_);
@@ -418,8 +501,7 @@ class Planner {
         if (out.size() == 0) continue;
         const Operand mine = operand(out);
         Window& window = sends[static_cast<size_t>(q)];
-        id = builder_.send(q, mine.place, out.size() * operand_bytes_,
-                           {mine.ready, window.oldest()});
+        id = send(q, mine.place, out.size() * operand_bytes_, {mine.ready, window.oldest()});
         window.push(id);
       }
       chunk.index = c;
@@ -433,8 +515,8 @@ class Planner {
         for (int d = 1; d < size_; ++d) {
           const Place slot = slots[(c % kWindow) * peers + static_cast<size_t>(d - 1)];
           sources[static_cast<size_t>(previous(d))] = slot;
-          received.push_back(builder_.recv(previous(d), slot, chunk.own.size() * operand_bytes_,
-                                           {reduced.oldest()}));
+          received.push_back(
+              recv(previous(d), slot, chunk.own.size() * operand_bytes_, {reduced.oldest()}));
         }
         chunk.reduced = builder_.reduce(plus(result, (chunk.own.begin - own.begin) * result_bytes_),
                                         sources, chunk.own.size(), true, {mine.ready});
@@ -541,6 +623,12 @@ class Planner {
   ScheduleBuilder builder_;
   bool premultiplied_;
   size_t result_bytes_, operand_bytes_;
+  Place result_ = {Space::kRecv, 0};
+  // Of an owner in shared memory: the owners of its slice on each host, the operands of this one,
+  // and the steps after which those are there.
+  std::vector<int> group_;
+  std::vector<Place> summed_;
+  std::vector<Id> arrived_;
 };
 
 template <typename Fill>
@@ -598,19 +686,17 @@ std::shared_ptr<const Schedule> all_reduce_schedule(const Shape& shape, Algorith
   // Partial sums of these would have to travel rounded.
   const bool rounds = accumulation_type(shape.type) != shape.type;
   if (rounds && algorithm != Algorithm::kFlat) algorithm = Algorithm::kDirect;
-  return plan(shape, [&](Planner& planner) {
-    if (shape.size == 1) return planner.single();
-    switch (algorithm) {
-      case Algorithm::kRecursiveDoubling:
-        return planner.recursive_doubling();
-      case Algorithm::kRing:
-        return planner.ring();
-      case Algorithm::kDirect:
-        return planner.direct();
-      default:
-        return planner.flat();
-    }
-  });
+  return plan(shape, [&](Planner& planner) { planner.all_reduce(algorithm); });
+}
+
+bool shares_all_reduce(size_t hosts, DataType type, ReduceOp op) {
+  const bool rounds = accumulation_type(type) != type;
+  return !rounds || (hosts == 1 && op != ReduceOp::kPremulSum);
+}
+
+std::shared_ptr<const Schedule> shared_all_reduce_schedule(const Shape& shape,
+                                                           const SharedLayout& layout) {
+  return plan(shape, [&](Planner& planner) { planner.shared(layout); });
 }
 
 std::shared_ptr<const Schedule> reduce_scatter_schedule(const Shape& shape,

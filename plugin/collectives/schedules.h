@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "plugin/collectives/schedule.h"
 #include "plugin/communicator.h"
@@ -45,6 +46,24 @@ std::shared_ptr<const Schedule> broadcast_schedule(const Shape& shape, int root)
 std::shared_ptr<const Schedule> reduce_schedule(const Shape& shape, int root);
 std::shared_ptr<const Schedule> gather_schedule(const Shape& shape, int root);
 std::shared_ptr<const Schedule> scatter_schedule(const Shape& shape, int root);
+
+// How the ranks of a communicator lie on hosts, and how the memory that those of one host share is
+// laid out: an operand of each, in rank order, then the result, `stride` bytes apart.
+struct SharedLayout {
+  std::vector<std::vector<int>> hosts;  // the ranks of each, ascending
+  size_t stride = 0;
+};
+
+// All-reduce of operands that stand in shared memory, to the result there. Each slice has an owner
+// on each host, who sums the operands of the host's ranks; owners of one slice exchange it between
+// hosts. Two rounds of empty messages tell that operands are there, and that the result is. A
+// result stays until its reader starts the next call, since its owner waits for all of the host
+// then.
+std::shared_ptr<const Schedule> shared_all_reduce_schedule(const Shape& shape,
+                                                           const SharedLayout& layout);
+// What the above can do: not on several hosts, nor with factors, where sums have to be rounded
+// once.
+bool shares_all_reduce(size_t hosts, DataType type, ReduceOp op);
 
 // Slice q of `count` elements cut for `size` ranks, in whole cache lines.
 struct Range {

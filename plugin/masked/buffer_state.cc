@@ -6,7 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "plugin/masked/crc.h"
+#include "base/crc.h"
 
 namespace scape::plugin {
 namespace {
@@ -118,8 +118,24 @@ Status check_sizes(const StateOwner& owner, const Header& header) {
   const bool fits = none_or(header.moment, owner.count) && none_or(header.last, owner.count) &&
                     none_or(header.residual, owner.count) && none_or(header.mask, words) &&
                     none_or(header.before, words) && none_or(header.next, words) &&
-                    header.decay <= DecayTable::kLongest && header.restamp_at <= owner.count;
+                    header.moment == header.last && header.decay <= DecayTable::kLongest &&
+                    header.restamp_at <= owner.count;
   return fits ? Status::Ok() : damaged(owner, "an array has an impossible size");
+}
+
+// What no call leaves behind, and what goes on from it would not survive.
+Status check_values(const StateOwner& owner, const BufferState& state) {
+  const ReduceOp op = state.reduction.op;
+  if (op != ReduceOp::kSum && op != ReduceOp::kAvg && op != ReduceOp::kPremulSum)
+    return damaged(owner, "its reduction is none");
+  for (const std::vector<uint64_t>* mask : {&state.mask, &state.before, &state.next}) {
+    if (!mask->empty() && owner.count % 64 != 0 && mask->back() >> (owner.count % 64) != 0)
+      return damaged(owner, "a mask has bits beyond its end");
+  }
+  for (const double factor : state.decay.history()) {
+    if (!(factor > 0 && factor <= 1)) return damaged(owner, "a decay is not in (0, 1]");
+  }
+  return Status::Ok();
 }
 
 // A mask chosen under another schedule would not have the bits that the other ranks expect, and a
@@ -234,6 +250,7 @@ Status load_state(const StateOwner& owner, const std::byte* data, size_t size, B
   std::vector<double> decay;
   take(&next, header.decay, &decay);
   state.decay.restore(decay);
+  SCAPE_RETURN_IF_ERROR(check_values(owner, state));
   SCAPE_RETURN_IF_ERROR(check_next(owner, state));
   *out = std::move(state);
   return Status::Ok();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/fault.h"
 #include "kernels/kernels.h"
 #include "plugin/masked/mask_code.h"
 
@@ -46,6 +47,7 @@ bool MaskRefresh::may_start(Status* obstacle) {
 }
 
 Status MaskRefresh::start(Communicator& side, WorkPtr* work) {
+  fault_point(Fault::kSelect);
   const uint64_t begin = now_ns();
   const auto mine = static_cast<size_t>(rank_);
   const size_t size = scored().size();
@@ -60,7 +62,10 @@ Status MaskRefresh::start(Communicator& side, WorkPtr* work) {
   }
   nanoseconds_ = now_ns() - begin;
   const CallTag tag{.registered = true, .name = name_};
-  return side.all_gather_v(sent_.data(), received_.data(), bytes_, DataType::kUint8, tag, work);
+  SCAPE_RETURN_IF_ERROR(
+      side.all_gather_v(sent_.data(), received_.data(), bytes_, DataType::kUint8, tag, work));
+  fault_point(Fault::kMasks);
+  return Status::Ok();
 }
 
 Status MaskRefresh::finish() {

@@ -127,6 +127,7 @@ Status MaskedBufferImpl::load(const std::byte* data, size_t size) {
   loaded_ = true;
   count_stats([&](scape_stats& stats) { stats.step = state_.step; });
   place_ = nullptr;
+  last_rate_ = last_decay_ = 0;
   refresh_pending_ = false;
   refresh_.reset();
   agreement_.reset();

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/settings.h"
 #include "plugin/masked/masked_buffer_impl.h"
@@ -202,8 +203,24 @@ bool MaskedBufferImpl::advance() {
         if (!wait_for(*refresh_, "the next mask")) return false;
         if (phase_ == Phase::kIdle) return true;
       }
-      if (Status status = launch(); !status.ok()) {
-        communicator_->abort(status);
+      if (may_share()) {
+        const Status status = communicator_->share_payload(full_payload_bytes(), &sharing_);
+        if (status.ok()) {
+          phase_ = Phase::kShare;
+        } else {
+          communicator_->abort(status);
+          fail(status);
+        }
+        return true;
+      }
+      begin_exchange();
+      return true;
+    case Phase::kShare:
+      if (!sharing_->done()) return false;
+      if (Status status = sharing_->status(); status.ok()) {
+        shared_ = sharing_->payload();
+        begin_exchange();
+      } else {
         fail(status);
       }
       return true;
@@ -225,6 +242,27 @@ bool MaskedBufferImpl::advance() {
       break;
   }
   return false;
+}
+
+void MaskedBufferImpl::begin_exchange() {
+  const Status status = launch();
+  if (status.ok()) return;
+  communicator_->abort(status);
+  fail(status);
+}
+
+// From what all ranks have alike, once they have agreed on it.
+bool MaskedBufferImpl::may_share() const {
+  return sharing_ == nullptr && agreed_ && !call_.flush &&
+         sparsity_at(config_, state_.step) == config_.sparsity;
+}
+
+// Of a step at full sparsity.
+size_t MaskedBufferImpl::full_payload_bytes() const {
+  size_t elements = 1;
+  for (int q = 0; q < ranks_; ++q)
+    elements += bits_at(config_, state_.step, partition_of(count_, ranks_, q).size());
+  return elements * size_of(codec_->wire_type());
 }
 
 // True when the job is done; the call may have failed with it then.
@@ -314,17 +352,20 @@ Status MaskedBufferImpl::launch() {
   const bool residual_free = in_place_ || !state_.residual_dirty;
   call_.direct = always_dense_ || (call_.dense && !call_.flush && residual_free &&
                                    config_.role != SCAPE_ROLE_FIRST_MOMENT);
+  if (!call_.dense) fault_point(Fault::kPack);
   const uint64_t began = now_ns();
   SCAPE_RETURN_IF_ERROR(call_.direct ? start_direct(&work_) : start_packed(&work_));
   exchange_began_ = now_ns();
   count_stats([&](scape_stats& stats) { stats.pack_ns += exchange_began_ - began; });
   phase_ = Phase::kExchange;
+  if (!call_.dense) fault_point(Fault::kExchange);
 
   // Whatever else this call has to do on the two channels takes its place in their order now.
   if (joins) {
     SCAPE_RETURN_IF_ERROR(refresher_->start_side_channel());
     refresher_->submit(agreement_);
     refresher_->ready(agreement_);
+    fault_point(Fault::kAgreement);
   }
   if (!fused_ && !dense_at(state_.step + 1)) refresher_->submit(refresh_);
   release_turn();
@@ -348,6 +389,7 @@ void MaskedBufferImpl::finish_exchange() {
     fail(status);
     return;
   }
+  if (!call_.dense) fault_point(Fault::kUnpack);
   call_.direct ? finish_direct() : finish_packed();
   count_stats([&](scape_stats& stats) {
     stats.unpack_ns += now_ns() - began;

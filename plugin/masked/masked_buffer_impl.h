@@ -61,6 +61,7 @@ class MaskedBufferImpl final : public MaskedBuffer {
     kTurn,       // calls that began earlier have works to start
     kAgreement,  // of the first call, which the second needs
     kRefresh,    // of the call before: this call's mask
+    kShare,      // of the first call at full sparsity: memory shared with the host's ranks is made
     kExchange,   // the all-reduce
     kSide,       // first call: the side channel is being made
   };
@@ -83,7 +84,10 @@ class MaskedBufferImpl final : public MaskedBuffer {
   // One transition; false when it has to wait.
   bool advance();
   bool wait_for(const SideJob& job, const char* what);
+  bool may_share() const;
+  size_t full_payload_bytes() const;
   void take_next_mask();
+  void begin_exchange();
   Status launch();
   void finish_exchange();
   void finish_call();
@@ -96,7 +100,7 @@ class MaskedBufferImpl final : public MaskedBuffer {
   // ---- what a call does to the elements ----
   Status start_direct(WorkPtr* work);
   Status start_packed(WorkPtr* work);
-  size_t pack();
+  size_t pack(float* payload);
   void finish_direct();
   bool direct_output_nonfinite() const;
   void update_moment_directly();
@@ -110,6 +114,7 @@ class MaskedBufferImpl final : public MaskedBuffer {
 
   // ---- what several parts need ----
   Status owed_or_running(const char* what) const;
+  CallTag tag() const;
   kernels::StepParams step_params() const;
   float* residual();
   void keep_skipped_residual();
@@ -153,6 +158,10 @@ class MaskedBufferImpl final : public MaskedBuffer {
   uint64_t waiting_since_ = 0;
   uint64_t exchange_began_ = 0;
 
+  std::shared_ptr<SharedPayload> shared_;  // null where ranks share nothing
+  std::shared_ptr<SharingWork> sharing_;
+  bool travels_shared_ = false;  // this call's payload
+
   std::shared_ptr<Agreement> agreement_;
   bool agreed_ = false;
   std::shared_ptr<MaskRefresh> refresh_;
@@ -160,9 +169,13 @@ class MaskedBufferImpl final : public MaskedBuffer {
 
   // Of the last call, until the next.
   bool skipped_ = false;
-  bool step_owed_ = false;        // fused: adams_step() has not been called yet
-  const float* error_ = nullptr;  // rounding errors of what was sent
-  std::vector<float> payload_;    // the reduced u of the masked elements, and the flag
+  float last_rate_ = 0, last_decay_ = 0;  // fused: what the last step was given
+  bool step_owed_ = false;                // fused: adams_step() has not been called yet
+  const float* error_ = nullptr;          // rounding errors of what was sent
+  std::vector<float> payload_;            // u of the masked elements, and the flag
+  std::vector<std::byte> wire_;           // its encoding
+  // The reduced payload: in payload_, or in what ranks of this host share.
+  const float* reduced_ = nullptr;
   std::vector<uint16_t> direct_;  // fused, 16-bit elements: what a direct exchange reduces into
   std::vector<uint16_t> ages_;    // of the masked elements; empty: all 1
   size_t masked_ = 0;             // bits of the mask

@@ -51,33 +51,40 @@ Status MaskedBufferImpl::start_direct(WorkPtr* work) {
                      static_cast<uint16_t>(state_.step), ages_.data());
   }
   count_stats([&](scape_stats& stats) { stats.payload_bytes += count_ * kernels::size_of(type_); });
-  const CallTag tag{.registered = !always_dense_, .name = config_.name};
   return communicator_->all_reduce(call_.send, target, count_, data_type_of(config_.dtype),
-                                   call_.reduction, tag, work);
+                                   call_.reduction, tag(), work);
 }
 
 Status MaskedBufferImpl::start_packed(WorkPtr* work) {
-  payload_.resize(masked_ + 1);
+  PayloadCodec& codec = call_.dense ? *exact_codec_ : *codec_;
+  const size_t bytes = (masked_ + 1) * size_of(codec.wire_type());
+  travels_shared_ = shared_ != nullptr && !call_.dense && bytes <= shared_->capacity() &&
+                    shared_->can_reduce(codec.wire_type(), call_.reduction.op);
+  payload_.resize(travels_shared_ && codec.plain() ? 0 : masked_ + 1);
   if (payload_.capacity() / 2 > payload_.size())
     payload_.shrink_to_fit();  // the dense steps are over
-  pack();
+  if (!travels_shared_ && !codec.plain()) wire_.resize(bytes);
+  void* const wire = travels_shared_ ? shared_->operand()
+                     : codec.plain() ? static_cast<void*>(payload_.data())
+                                     : wire_.data();
+  float* const values = codec.plain() ? static_cast<float*>(wire) : payload_.data();
+  pack(values);
   ages_.resize(masked_);
   ops_.gather_ages(state_.last.data(), state_.mask.data(), count_,
                    static_cast<uint16_t>(state_.step), ages_.data());
-  PayloadCodec& codec = call_.dense ? *exact_codec_ : *codec_;
-  void* wire =
-      codec.encode(payload_.data(), ages_.data(), masked_, state_.flag_pending, step_params());
+  codec.encode(values, ages_.data(), masked_, state_.flag_pending, step_params(), wire);
   error_ = codec.error();
-  const size_t bytes = (masked_ + 1) * size_of(codec.wire_type());
   count_stats([&](scape_stats& stats) { stats.payload_bytes += bytes; });
-  const CallTag tag{.registered = true, .name = config_.name};
-  return communicator_->all_reduce(wire, wire, masked_ + 1, codec.wire_type(), call_.reduction, tag,
-                                   work);
+  if (travels_shared_) {
+    return communicator_->all_reduce(*shared_, masked_ + 1, codec.wire_type(), call_.reduction,
+                                     tag(), work);
+  }
+  return communicator_->all_reduce(wire, wire, masked_ + 1, codec.wire_type(), call_.reduction,
+                                   tag(), work);
 }
 
-size_t MaskedBufferImpl::pack() {
+size_t MaskedBufferImpl::pack(float* payload) {
   const uint64_t* mask = state_.mask.data();
-  float* payload = payload_.data();
   if (in_place_ || call_.send == nullptr) {
     return ops_.gather(residual(), mask, count_, payload);
   }
@@ -112,6 +119,7 @@ void MaskedBufferImpl::finish_direct() {
       ops_.to_float(type_, direct_.data(), payload_.data(), count_);
       direct_ = {};
     }
+    reduced_ = payload_.data();
     skipped_ = ops_.any_nonfinite(payload_.data(), count_);
   } else if (!always_dense_) {
     skipped_ = direct_output_nonfinite();
@@ -155,8 +163,11 @@ void MaskedBufferImpl::update_moment_directly() {
 
 void MaskedBufferImpl::finish_packed() {
   PayloadCodec& codec = call_.dense ? *exact_codec_ : *codec_;
-  codec.decode(payload_.data(), ages_.data(), masked_, step_params());
-  skipped_ = ops_.any_nonfinite(payload_.data(), masked_ + 1);
+  const void* const wire = travels_shared_ ? shared_->result()
+                           : codec.plain() ? static_cast<const void*>(payload_.data())
+                                           : wire_.data();
+  reduced_ = codec.decode(wire, ages_.data(), masked_, step_params(), payload_.data());
+  skipped_ = ops_.any_nonfinite(reduced_, masked_ + 1);
   state_.flag_pending = false;
   if (skipped_) keep_skipped_residual();
   if (fused_) return;
@@ -173,19 +184,17 @@ void MaskedBufferImpl::write_output() {
   const uint64_t* mask = state_.mask.data();
   switch (config_.role) {
     case SCAPE_ROLE_FIRST_MOMENT:
-      ops_.moment_step(payload_.data(), mask, count_, params, state_.moment.data(),
-                       state_.last.data());
+      ops_.moment_step(reduced_, mask, count_, params, state_.moment.data(), state_.last.data());
       ops_.from_float(type_, state_.moment.data(), call_.recv, count_);
       break;
     case SCAPE_ROLE_GRADIENT_HOOKED:
-      ops_.hooked_step(payload_.data(), mask, state_.before.data(), count_, params, type_,
-                       call_.recv, state_.moment.data(), state_.last.data());
+      ops_.hooked_step(reduced_, mask, state_.before.data(), count_, params, type_, call_.recv,
+                       state_.moment.data(), state_.last.data());
       state_.before = state_.mask;
       break;
     case SCAPE_ROLE_GRADIENT:
-      ops_.moment_step(payload_.data(), mask, count_, params, state_.moment.data(),
-                       state_.last.data());
-      ops_.expand(type_, payload_.data(), mask, count_, call_.recv);
+      ops_.moment_step(reduced_, mask, count_, params, state_.moment.data(), state_.last.data());
+      ops_.expand(type_, reduced_, mask, count_, call_.recv);
       break;
     case SCAPE_ROLE_FUSED:
       break;
@@ -194,7 +203,7 @@ void MaskedBufferImpl::write_output() {
 
 // Every masked element is NaN: none of a skipped step's values may be used.
 void MaskedBufferImpl::write_skipped_output() {
-  std::fill_n(payload_.begin(), masked_, std::numeric_limits<float>::quiet_NaN());
+  payload_.assign(masked_, std::numeric_limits<float>::quiet_NaN());
   if (config_.role != SCAPE_ROLE_FIRST_MOMENT) {
     ops_.expand(type_, payload_.data(), state_.mask.data(), count_, call_.recv);
     return;
@@ -208,6 +217,13 @@ void MaskedBufferImpl::write_skipped_output() {
 }
 
 // ---- what both, and the local steps, need ----
+
+CallTag MaskedBufferImpl::tag() const {
+  return {.registered = !always_dense_,
+          .name = config_.name,
+          .learning_rate = last_rate_,
+          .weight_decay = last_decay_};
+}
 
 kernels::StepParams MaskedBufferImpl::step_params() const {
   kernels::StepParams params;

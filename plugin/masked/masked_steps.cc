@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "plugin/masked/masked_buffer_impl.h"
 
@@ -49,8 +50,11 @@ Status MaskedBufferImpl::adams_step(float* param, double lr, double weight_decay
 }
 
 void MaskedBufferImpl::do_adams_step(float* param, double lr, double weight_decay) {
+  if (!call_.dense) fault_point(Fault::kStep);
   const uint64_t began = now_ns();
   state_.decay.push(lr, weight_decay);
+  last_rate_ = static_cast<float>(lr);
+  last_decay_ = static_cast<float>(weight_decay);
   if (!skipped_) {
     kernels::StepParams params = step_params();
     params.lr = static_cast<float>(lr);
@@ -59,7 +63,7 @@ void MaskedBufferImpl::do_adams_step(float* param, double lr, double weight_deca
     const std::vector<float>& decay = state_.decay.table(oldest);
     params.decay = decay.empty() ? nullptr : decay.data();
     params.decay_size = static_cast<uint32_t>(decay.size());
-    ops_.adams_step(payload_.data(), state_.mask.data(), count_, params, state_.moment.data(),
+    ops_.adams_step(reduced_, state_.mask.data(), count_, params, state_.moment.data(),
                     state_.last.data(), param);
   }
   // Where nothing is kept, a skipped gradient is dropped as well.

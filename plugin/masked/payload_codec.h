@@ -24,15 +24,18 @@ class PayloadCodec {
 
   virtual DataType wire_type() const = 0;
 
-  // values: k masked values in index order, with room for one more; ages: of these elements, as the
-  // kernels take them. Returns the k + 1 elements of wire_type() to reduce in place; they live in
-  // `values` or in the codec, until the next encode().
-  virtual void* encode(float* values, const uint16_t* ages, size_t k, bool flag,
-                       const kernels::StepParams& params) = 0;
+  // True where the values travel as they are: `wire` may be `values` then, and need not be copied.
+  virtual bool plain() const = 0;
 
-  // Takes the reduced elements back: values[0 .. k) in the scale of u, values[k] the reduced flag.
-  virtual void decode(float* values, const uint16_t* ages, size_t k,
-                      const kernels::StepParams& params) = 0;
+  // values: k masked values in index order, with room for one more; ages: of these elements, as the
+  // kernels take them. Leaves the k + 1 elements of wire_type() to reduce in `wire`.
+  virtual void encode(float* values, const uint16_t* ages, size_t k, bool flag,
+                      const kernels::StepParams& params, void* wire) = 0;
+
+  // The k + 1 reduced elements in `wire` as [0 .. k) values in the scale of u and the reduced flag:
+  // a plain codec's in `wire` itself, else in `values`.
+  virtual const float* decode(const void* wire, const uint16_t* ages, size_t k,
+                              const kernels::StepParams& params, float* values) = 0;
 
   // The k rounding errors of the last encode(), in the scale of u; null for a codec that has none.
   virtual const float* error() const = 0;

@@ -162,7 +162,7 @@ Status Connection::check() {
 }
 
 void Connection::watch() {
-  const uint64_t now = now_ns();
+  const uint64_t now = coarse_now_ns();
   if (end_ == End::kNone) {
     if (now - last_look_ns_ < kBetweenLooks) return;
     last_look_ns_ = now;

@@ -20,7 +20,7 @@ using plugin::Clock;
 using plugin::WireReader;
 using plugin::WireWriter;
 
-constexpr uint32_t kMagic = 0x53434e31;  // with any change to what is said
+constexpr uint32_t kMagic = 0x53434e32;  // with any change to what is said
 constexpr uint32_t kLongestFrame = 64 << 10;
 
 std::string here() {

@@ -43,11 +43,13 @@ Status Worker::make(const Devices& devices, int device, std::shared_ptr<Worker>*
   constexpr size_t kMessages = NET_MAX_REQUESTS * NET_MAX_RECEIVES;
   const size_t capacity = worker->transport_->room() / kMessages;
   worker->capacity_ = static_cast<int>(std::clamp<size_t>(capacity, 1, INT_MAX));
-  AllTotals& totals = AllTotals::instance();
-  std::lock_guard<std::mutex> lock(totals.mutex);
-  ++totals.by_device[worker->name_].workers;
+  {
+    AllTotals& totals = AllTotals::instance();
+    std::lock_guard<std::mutex> lock(totals.mutex);
+    ++totals.by_device[worker->name_].workers;
+  }
   worker->counted_ = true;
-  *out = std::move(worker);
+  *out = std::move(worker);  // without the lock: a worker that ends here takes it
   return Status::Ok();
 }
 

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/settings.h"
 #include "base/thread.h"
@@ -24,7 +25,6 @@ namespace {
 
 constexpr uint64_t kIdMagic = 0x3144494550414353;     // "SCAPEID1"
 constexpr uint64_t kHelloMagic = 0x314f4c4c45484353;  // "SCHELLO1"
-constexpr uint64_t kNodMagic = 0x3131444f4e414353;    // "SCANOD11"
 constexpr size_t kMaxBody = size_t{64} << 10;
 constexpr size_t kMaxVisitors = 256;  // not yet introduced, at once
 constexpr double kHelloSeconds = 5;   // to say hello in
@@ -79,6 +79,10 @@ bool has_gone(const Socket& socket) {
 
 // Compares a rank with the first that came; ok when they agree.
 Status compare(const Attendance& first, const Attendance& other) {
+  if (first.size < 1 || first.size > kMaxRanks) {
+    return error(SCAPE_ERR_ARGUMENT, "rank %d gives %d ranks; a communicator has 1 to %d",
+                 first.rank, first.size, kMaxRanks);
+  }
   if (other.size != first.size) {
     return error(SCAPE_ERR_MISMATCH,
                  "rank %d gives %d ranks, rank %d gives %d; start all with one number", first.rank,
@@ -163,7 +167,7 @@ bool Doorman::listen_to(Visitor* visitor, std::vector<Guest>* guests) {
       Guest guest;
       guest.body.assign(visitor->bytes.begin() + kHelloBytes, visitor->bytes.end());
       // The nod tells the visitor that it is at the right door.
-      const Status sent = send_all(visitor->socket, &kNodMagic, sizeof kNodMagic, Clock::now());
+      const Status sent = send_all(visitor->socket, &kNod, sizeof kNod, Clock::now());
       guest.socket = std::move(visitor->socket);
       if (sent.ok()) guests->push_back(std::move(guest));
       return false;
@@ -233,6 +237,13 @@ Status introduce(const Endpoint& to, uint64_t cookie, const std::vector<std::byt
   SCAPE_RETURN_IF_ERROR(send_all(socket, hello.bytes().data(), hello.bytes().size(), deadline));
   *out = std::move(socket);
   return Status::Ok();
+}
+
+Status await_nod(const Socket& socket, Deadline deadline) {
+  uint64_t nod = 0;
+  SCAPE_RETURN_IF_ERROR(recv_all(socket, &nod, sizeof nod, deadline));
+  if (nod == kNod) return Status::Ok();
+  return error(SCAPE_ERR_REMOTE, "bootstrap: what answers is not scape");
 }
 
 namespace {
@@ -355,6 +366,7 @@ void serve_meeting(const Socket& listener, const std::vector<Address>& addresses
 
 Status hold_meeting(const Socket& listener, const std::vector<Address>& addresses, uint64_t cookie,
                     const Attendance& mine, double timeout_s, std::vector<Member>* members) {
+  fault_point(Fault::kMeeting);
   std::vector<Rank> present;
   present.push_back({Socket(), mine});
   if (const Status status = gather(listener, addresses, cookie, timeout_s, timeout_s, -1, &present);
@@ -396,24 +408,23 @@ Status attend_meeting(const Endpoint& root, uint64_t cookie, bool at_rank_0, con
                  "ended; make a new id for each communicator",
                  root.text().c_str());
   }
-  uint64_t nod = 0;
   // A rank nods when it comes to the meeting itself.
   Status status =
-      recv_all(socket, &nod, sizeof nod,
-               at_rank_0 ? deadline : std::min(deadline, seconds_from_now(kHelloSeconds)));
-  if (at_rank_0 && (!status.ok() || nod != kNodMagic)) {
+      await_nod(socket, at_rank_0 ? deadline : std::min(deadline, seconds_from_now(kHelloSeconds)));
+  if (at_rank_0 && !status.ok()) {
     return error(SCAPE_ERR_REMOTE,
                  "bootstrap: rank 0, which listens at %s, did not come within %g s "
                  "(SCAPE_BOOTSTRAP_TIMEOUT) or has ended; see its own message",
                  root.text().c_str(), timeout_s);
   }
-  if (!status.ok() || nod != kNodMagic) {
+  if (!status.ok()) {
     return error(SCAPE_ERR_SYSTEM,
-                 "bootstrap: what listens at %s does not know this unique id: it was used before; "
-                 "make a new id for "
-                 "each communicator",
+                 "bootstrap: what listens at %s does not answer to this unique id: it was used "
+                 "before, or the process that made it has ended; make a new id for each "
+                 "communicator",
                  root.text().c_str());
   }
+  fault_point(Fault::kMeeting);
   uint64_t length = 0;
   // The root names who is missing when the time is over: give it the chance.
   const Deadline patient = deadline + std::chrono::seconds(5);
@@ -426,12 +437,17 @@ Status attend_meeting(const Endpoint& root, uint64_t cookie, bool at_rank_0, con
         "made the unique id",
         root.text().c_str(), status.ok() ? "its reply is damaged" : status.message().c_str());
   }
-  std::vector<std::byte> reply(length);
-  SCAPE_RETURN_IF_ERROR(recv_all(socket, reply.data(), reply.size(), patient));
+  // It grows with what comes: a stranger's word on its length takes no memory.
+  std::vector<std::byte> reply;
+  while (reply.size() < length) {
+    const size_t have = reply.size();
+    reply.resize(std::min<size_t>(length, have + kMaxBody));
+    SCAPE_RETURN_IF_ERROR(recv_all(socket, reply.data() + have, reply.size() - have, patient));
+  }
   WireReader reader(reply);
-  const auto code = static_cast<scape_status>(reader.get<int32_t>());
+  const auto code = reader.get<int32_t>();
   const std::string message = reader.get_text();
-  if (code != SCAPE_OK) return error(code, "bootstrap: %s", message.c_str());
+  if (code != SCAPE_OK) return told_error(code, "bootstrap: " + message);
   members->clear();
   for (int r = 0; r < mine.size; ++r) {
     Member member;

@@ -19,7 +19,7 @@ namespace scape::plugin {
 
 // What a unique id says.
 struct Invitation {
-  static constexpr uint16_t kVersion = 1;
+  static constexpr uint16_t kVersion = 2;
   static constexpr uint8_t kHostMode = 1;
 
   uint16_t version = kVersion;
@@ -34,6 +34,9 @@ struct Invitation {
 
 // 64 bits from the system's random source.
 Status random_cookie(uint64_t* out);
+
+// The most ranks that a communicator can have.
+inline constexpr int kMaxRanks = 1 << 14;
 
 // What one rank brings to the meeting.
 struct Attendance {
@@ -80,10 +83,14 @@ class Doorman {
   std::vector<Visitor> visitors_;
 };
 
-// The visitor's side: connects, says hello and waits for the doorman's nod. `refused` tells that
-// nothing listens there.
+// A doorman's first word to a visitor who knew the cookie.
+inline constexpr uint64_t kNod = 0x3131444f4e414353;  // "SCANOD11"
+
+// The visitor's side: connects and says hello. `refused` tells that nothing listens there.
 Status introduce(const Endpoint& to, uint64_t cookie, const std::vector<std::byte>& body,
                  Deadline deadline, Socket* out, bool* refused = nullptr);
+// Then waits for the doorman's nod; an error where the other side goes, or is no doorman.
+Status await_nod(const Socket& socket, Deadline deadline);
 
 // Serves one meeting at the listener: returns when all ranks have the list, or have been told why
 // there will be none. first_wait_s bounds the wait for the first rank, rest_wait_s that for the

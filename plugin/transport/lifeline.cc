@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -27,7 +28,15 @@ constexpr size_t kMaxFrameBody = 2048;
 // Messages that a rank sent before it ended may still be on their way through the transport.
 constexpr auto kDepartureGrace = std::chrono::milliseconds(1000);
 constexpr int64_t kPollEveryNs = 1'000'000;
+// While links are made: how soon, and how often, a rank that does not come is looked for, and how
+// long those that do not know of a failure yet are waited for.
+constexpr auto kLookAfter = std::chrono::seconds(1);
+constexpr auto kLinger = std::chrono::seconds(1);
 constexpr size_t kMaxQueued = size_t{256} << 10;
+// Taken from a peer at once; what is more waits for the next time.
+constexpr size_t kMaxTaken = size_t{64} << 10;
+// Descriptors kept of calls that this rank has not made yet, over all peers.
+constexpr size_t kMaxEarly = size_t{64} << 10;
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch())
@@ -80,17 +89,33 @@ Status Lifeline::connect(int rank, int size, uint64_t cookie, Socket listener,
 }
 
 Status Lifeline::add_links(Deadline deadline) {
+  Doorman doorman(listener_, addresses_, cookie_);
   std::set<int> awaited;
+  const std::set<int> peers = link_ranks(rank_, size_);
+  std::copy(peers.upper_bound(rank_), peers.end(), std::inserter(awaited, awaited.end()));
+  Status status = dial(peers, deadline);
+  if (status.ok()) status = await_links(&doorman, &awaited, deadline);
+  if (status.ok()) return status;
+  // Those still on their way hear the reason too, instead of finding a closed door.
+  std::lock_guard<std::mutex> lock(mutex_);
+  const Deadline end = Clock::now() + kLinger;
+  do {
+    accept_guests(&doorman, end, &awaited);
+  } while (!awaited.empty() && Clock::now() < end);
+  record_failure(status, nullptr);
+  return status;
+}
+
+// Connects to the lower ranks. It succeeds before the other side accepts, so nobody waits for
+// anybody here.
+Status Lifeline::dial(const std::set<int>& peers, Deadline deadline) {
   WireWriter body;
   body.put(static_cast<int32_t>(rank_));
-  // Connecting succeeds before the other side accepts, so nobody waits for anybody here.
-  for (const int peer : link_ranks(rank_, size_)) {
-    if (peer > rank_) {
-      awaited.insert(peer);
-      continue;
-    }
+  for (const int peer : peers) {
+    if (peer > rank_) break;
     Link link;
     link.rank = peer;
+    link.nodded = false;
     const Endpoint& endpoint = members_[static_cast<size_t>(peer)];
     if (const Status status = introduce(endpoint, cookie_, body.bytes(), deadline, &link.socket);
         !status.ok()) {
@@ -102,35 +127,64 @@ Status Lifeline::add_links(Deadline deadline) {
     }
     links_.push_back(std::move(link));
   }
-  Doorman doorman(listener_, addresses_, cookie_);
-  while (!awaited.empty()) {
-    std::vector<Guest> guests;
-    doorman.wait(deadline, {}, &guests);
-    for (Guest& guest : guests) {
-      WireReader reader(guest.body);
-      const int peer = reader.get<int32_t>();
-      if (!reader.ok() || awaited.erase(peer) == 0) continue;
-      Link link;
-      link.rank = peer;
-      link.socket = std::move(guest.socket);
-      links_.push_back(std::move(link));
+  return Status::Ok();
+}
+
+void Lifeline::accept_guests(Doorman* doorman, Deadline until, std::set<int>* awaited) {
+  std::vector<int> watched;
+  for (const Link& link : links_) {
+    if (link.socket.valid()) watched.push_back(link.socket.fd());
+  }
+  std::vector<Guest> guests;
+  doorman->wait(until, watched, &guests);
+  for (Guest& guest : guests) {
+    WireReader reader(guest.body);
+    const int peer = reader.get<int32_t>();
+    if (!reader.ok() || awaited->erase(peer) == 0) continue;
+    Link link;
+    link.rank = peer;
+    link.socket = std::move(guest.socket);
+    links_.push_back(std::move(link));
+  }
+}
+
+// Until the higher ranks have connected and the lower ones have accepted.
+Status Lifeline::await_links(Doorman* doorman, std::set<int>* awaited, Deadline deadline) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Deadline look = Clock::now() + kLookAfter;
+  for (;;) {
+    const auto silent =
+        std::find_if(links_.begin(), links_.end(), [](const Link& link) { return !link.nodded; });
+    if (awaited->empty() && silent == links_.end()) return Status::Ok();
+    accept_guests(doorman, std::min(deadline, look), awaited);
+    for (Link& link : links_) read_link(&link);
+    if (failed()) return failure_;
+    for (const auto& [rank, gone] : gone_) {
+      if (gone.orderly) continue;
+      return error(SCAPE_ERR_REMOTE,
+                   "rank %d went away during the creation; look at its own message", rank);
     }
-    if (!awaited.empty() && guests.empty() && Clock::now() >= deadline) {
+    if (Clock::now() >= deadline) {
       return error(SCAPE_ERR_TIMEOUT,
                    "bootstrap: rank %d did not connect in time (SCAPE_BOOTSTRAP_TIMEOUT); see its "
                    "own message",
-                   *awaited.begin());
+                   awaited->empty() ? silent->rank : *awaited->begin());
+    }
+    if (Clock::now() < look) continue;
+    look = Clock::now() + kLookAfter;
+    // Who has not come may have died: nobody listens there then.
+    for (const int peer : *awaited) {
+      Socket socket;
+      bool refused = false;
+      const Endpoint& endpoint = members_[static_cast<size_t>(peer)];
+      if (connect_to(endpoint, look, &socket, &refused).ok() || !refused) continue;
+      return error(
+          SCAPE_ERR_REMOTE,
+          "rank %d ended during the creation (nothing listens at %s any more); look at its "
+          "own message",
+          peer, endpoint.text().c_str());
     }
   }
-  for (Link& link : links_) {
-    if (link.rank > rank_) continue;
-    uint64_t nod = 0;
-    if (const Status status = recv_all(link.socket, &nod, sizeof nod, deadline); !status.ok()) {
-      return error(status.code(), "%s: rank %d; see its own message", status.message().c_str(),
-                   link.rank);
-    }
-  }
-  return Status::Ok();
 }
 
 Lifeline::~Lifeline() {
@@ -166,7 +220,7 @@ void Lifeline::poll(bool always) {
 void Lifeline::read_link(Link* link) {
   flush_link(link);
   bool closed = false;
-  while (link->socket.valid() && !closed) {
+  while (link->socket.valid() && !closed && link->in.size() < kMaxTaken) {
     std::byte buffer[4096];
     const ssize_t got = ::recv(link->socket.fd(), buffer, sizeof buffer, 0);
     if (got > 0) {
@@ -178,7 +232,12 @@ void Lifeline::read_link(Link* link) {
     }
   }
   size_t at = 0;
-  while (link->in.size() - at >= sizeof(FrameHeader)) {
+  if (!link->nodded && link->in.size() >= sizeof(uint64_t)) {
+    at = sizeof(uint64_t);
+    link->nodded = true;
+    closed = closed || std::memcmp(link->in.data(), &kNod, sizeof kNod) != 0;
+  }
+  while (link->nodded && link->in.size() - at >= sizeof(FrameHeader)) {
     FrameHeader header;
     std::memcpy(&header, link->in.data() + at, sizeof header);
     if (header.length > kMaxFrameBody) {
@@ -202,7 +261,7 @@ void Lifeline::handle_frame(Link* link, uint8_t kind, uint8_t channel, int32_t r
   switch (kind) {
     case kFailure: {
       const std::string message(reinterpret_cast<const char*>(body.data()), body.size());
-      record_failure(Status(static_cast<scape_status>(code), message), link);
+      record_failure(told_error(code, message), link);
       break;
     }
     case kDescriptor: {
@@ -211,7 +270,7 @@ void Lifeline::handle_frame(Link* link, uint8_t kind, uint8_t channel, int32_t r
       std::memcpy(&theirs, body.data(), sizeof theirs);
       Channel& mine = channels_[channel];
       if (theirs.call >= mine.calls) {
-        mine.early[{link->rank, theirs.call}] = theirs;
+        if (mine.early.size() < kMaxEarly) mine.early[{theirs.call, link->rank}] = theirs;
       } else if (mine.calls - theirs.call <= mine.history.size()) {
         compare(mine.history[theirs.call % mine.history.size()], link->rank, theirs);
       }
@@ -295,14 +354,10 @@ void Lifeline::started(int channel, const Descriptor& descriptor) {
   Channel& mine = channels_[static_cast<size_t>(channel)];
   mine.history[descriptor.call % mine.history.size()] = descriptor;
   mine.calls = descriptor.call + 1;
-  while (!mine.early.empty()) {
-    const auto found = std::find_if(mine.early.begin(), mine.early.end(), [&](const auto& entry) {
-      return entry.first.second <= descriptor.call;
-    });
-    if (found == mine.early.end()) break;
-    const auto [key, theirs] = *found;
-    mine.early.erase(found);
-    if (key.second == descriptor.call) compare(descriptor, key.first, theirs);
+  while (!mine.early.empty() && mine.early.begin()->first.first <= descriptor.call) {
+    const auto [key, theirs] = *mine.early.begin();
+    mine.early.erase(mine.early.begin());
+    if (key.first == descriptor.call) compare(descriptor, key.second, theirs);
   }
 }
 

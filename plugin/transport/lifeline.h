@@ -23,6 +23,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -43,8 +44,8 @@ struct Descriptor {
   uint8_t type = 0;
   uint8_t op = 0;
   uint8_t registered = 0;
-  char name[24] = {};  // cut, zero-terminated
-  uint64_t reserved = 0;
+  char name[24] = {};                         // cut, zero-terminated
+  float learning_rate = 0, weight_decay = 0;  // of a registered buffer's last optimizer step
 
   bool operator==(const Descriptor& other) const;
   uint64_t digest() const;
@@ -66,7 +67,6 @@ class Lifeline {
 
   // Where this rank listens, and everyone: for meetings after a failure.
   const Socket& listener() const { return listener_; }
-  const std::vector<Address>& addresses() const { return addresses_; }
   const std::vector<Endpoint>& members() const { return members_; }
   uint64_t cookie() const { return cookie_; }
 
@@ -102,12 +102,13 @@ class Lifeline {
     std::vector<std::byte> in;
     std::vector<std::byte> out;  // what the socket did not take yet
     bool said_goodbye = false;
+    bool nodded = true;  // of a lower rank: has accepted
   };
   struct Channel {
     uint64_t calls = 0;  // so far
     std::array<Descriptor, 256> history{};
-    std::map<std::pair<int, uint64_t>, Descriptor>
-        early;  // of calls that this rank has not made yet
+    // Of calls that this rank has not made yet, by call and rank.
+    std::map<std::pair<uint64_t, int>, Descriptor> early;
   };
   struct Gone {
     Clock::time_point when;
@@ -116,6 +117,9 @@ class Lifeline {
 
   Lifeline() = default;
   Status add_links(Deadline deadline);
+  Status dial(const std::set<int>& peers, Deadline deadline);
+  void accept_guests(Doorman* doorman, Deadline until, std::set<int>* awaited);
+  Status await_links(Doorman* doorman, std::set<int>* awaited, Deadline deadline);
   void read_link(Link* link);
   void handle_frame(Link* link, uint8_t kind, uint8_t channel, int32_t rank, int32_t code,
                     std::span<const std::byte> body);

@@ -8,8 +8,10 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "base/status.h"
 #include "plugin/transport/socket.h"
 
 namespace scape::plugin {
@@ -74,6 +76,7 @@ class WireReader {
     Endpoint endpoint;
     endpoint.port = get<uint16_t>();
     const size_t count = get<uint8_t>();
+    if (count > kMaxAddresses) ok_ = false;
     for (size_t i = 0; i < count && ok_; ++i) {
       Address address;
       address.v6 = get<uint8_t>() != 0;
@@ -84,6 +87,7 @@ class WireReader {
     return endpoint;
   }
   bool ok() const { return ok_; }
+  size_t left() const { return bytes_.size(); }
 
  private:
   void take(void* out, size_t length) {
@@ -98,5 +102,13 @@ class WireReader {
   std::span<const std::byte> bytes_;
   bool ok_ = true;
 };
+
+// An error that another process tells of, in its words. A code that none of ours is counts as
+// REMOTE.
+inline Status told_error(int32_t code, std::string message) {
+  const auto told = static_cast<scape_status>(code);
+  const bool known = told > SCAPE_OK && told <= SCAPE_ERR_INTERNAL;
+  return Status(known ? told : SCAPE_ERR_REMOTE, std::move(message));
+}
 
 }  // namespace scape::plugin

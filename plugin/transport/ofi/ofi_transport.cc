@@ -27,6 +27,7 @@
 #include "base/log.h"
 #include "base/settings.h"
 #include "plugin/transport/descriptors.h"
+#include "plugin/transport/peer_address.h"
 #include "plugin/transport/socket.h"
 #include "plugin/transport/traffic.h"
 #include "plugin/transport/transport.h"
@@ -312,21 +313,10 @@ class OfiTransport final : public Transport {
 
   std::string_view name() const override { return "ofi"; }
 
-  // provider, zero byte, host, zero byte, the provider's own address.
   Status address(std::vector<std::byte>* out) override {
-    std::vector<char> bytes(64);
-    size_t length = bytes.size();
-    int status = fi_getname(&endpoint_->fid, bytes.data(), &length);
-    if (status == -FI_ETOOSMALL) {
-      bytes.resize(length);
-      status = fi_getname(&endpoint_->fid, bytes.data(), &length);
-    }
-    if (status != 0) return ofi_error("fi_getname", status);
-    const std::string head = std::string(choice_->provider()) + '\0' + this_host() + '\0';
-    const auto* first = reinterpret_cast<const std::byte*>(head.data());
-    out->assign(first, first + head.size());
-    const auto* own = reinterpret_cast<const std::byte*>(bytes.data());
-    out->insert(out->end(), own, own + length);
+    PeerAddress mine{std::string(choice_->provider()), this_host(), {}};
+    SCAPE_RETURN_IF_ERROR(own_address(&mine.bytes));
+    *out = seal_address(mine);
     return Status::Ok();
   }
 
@@ -340,32 +330,24 @@ class OfiTransport final : public Transport {
 
   Status add_peer(const std::vector<std::byte>& address, const std::string& who,
                   int* peer) override {
-    const std::string text(reinterpret_cast<const char*>(address.data()), address.size());
-    const size_t provider_end = text.find('\0');
-    const size_t host_end =
-        provider_end == std::string::npos ? std::string::npos : text.find('\0', provider_end + 1);
-    if (host_end == std::string::npos) {
-      return error(SCAPE_ERR_MISMATCH,
-                   "ofi: %s has an address of another form; use one build of scape everywhere",
-                   who.c_str());
-    }
-    const std::string provider = text.substr(0, provider_end);
-    if (provider != choice_->provider()) {
+    PeerAddress theirs;
+    SCAPE_RETURN_IF_ERROR(unseal_address(address, who, &theirs));
+    if (theirs.provider != choice_->provider()) {
       return error(SCAPE_ERR_MISMATCH,
                    "ofi: %s uses the provider %s and this rank %s; set FI_PROVIDER to the same "
                    "everywhere",
-                   who.c_str(), provider.c_str(), std::string(choice_->provider()).c_str());
+                   who.c_str(), theirs.provider.c_str(), std::string(choice_->provider()).c_str());
     }
     const std::string host = this_host();
-    const std::string its_host = text.substr(provider_end + 1, host_end - provider_end - 1);
-    if (provider == "shm" && its_host != host) {
+    if (theirs.provider == "shm" && theirs.host != host) {
       return error(SCAPE_ERR_USAGE,
                    "ofi: %s is on the host %s and this rank on %s, and the provider shm does not "
                    "leave its host; set FI_PROVIDER to another one",
-                   who.c_str(), its_host.c_str(), host.c_str());
+                   who.c_str(), theirs.host.c_str(), host.c_str());
     }
+    SCAPE_RETURN_IF_ERROR(check_format(theirs.bytes, who));
     fi_addr_t inserted = FI_ADDR_UNSPEC;
-    if (fi_av_insert(vector_, text.data() + host_end + 1, 1, &inserted, 0, nullptr) != 1) {
+    if (fi_av_insert(vector_, theirs.bytes.data(), 1, &inserted, 0, nullptr) != 1) {
       return error(SCAPE_ERR_SYSTEM, "ofi: the address of %s is refused", who.c_str());
     }
     *peer = static_cast<int>(peers_.size());
@@ -506,6 +488,33 @@ class OfiTransport final : public Transport {
     fi_addr_t address;
     Waiting waiting;  // sends, in order
   };
+
+  Status own_address(std::vector<std::byte>* out) {
+    size_t length = 64;
+    out->resize(length);
+    int status = fi_getname(&endpoint_->fid, out->data(), &length);
+    out->resize(length);
+    if (status == -FI_ETOOSMALL) status = fi_getname(&endpoint_->fid, out->data(), &length);
+    return status == 0 ? Status::Ok() : ofi_error("fi_getname", status);
+  }
+
+  // libfabric is not told how long an address is: texts end with a zero, the others are all as long
+  // as this rank's.
+  Status check_format(const std::vector<std::byte>& theirs, const std::string& who) {
+    const uint32_t format = choice_->info().addr_format;
+    if (format == FI_ADDR_STR) {
+      if (theirs.back() == std::byte{0}) return Status::Ok();
+      return error(SCAPE_ERR_MISMATCH, "ofi: the address of %s is a text without an end",
+                   who.c_str());
+    }
+    std::vector<std::byte> own;
+    SCAPE_RETURN_IF_ERROR(own_address(&own));
+    if (theirs.size() == own.size()) return Status::Ok();
+    return error(SCAPE_ERR_MISMATCH,
+                 "ofi: the address of %s has %zu bytes and this rank's %zu; choose networks of one "
+                 "family with NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY",
+                 who.c_str(), theirs.size(), own.size());
+  }
 
   void begin(Operation* operation) {
     operation->outcome = Outcome::kPending;

@@ -25,6 +25,7 @@
 #include "base/log.h"
 #include "base/settings.h"
 #include "plugin/transport/descriptors.h"
+#include "plugin/transport/peer_address.h"
 #include "plugin/transport/socket.h"
 #include "plugin/transport/traffic.h"
 #include "plugin/transport/transport.h"
@@ -59,10 +60,19 @@ class Silenced {
   const Silence before_;
 };
 
-ucs_log_func_rc_t filter_log(const char*, unsigned, const char*, ucs_log_level_t level,
-                             const ucs_log_component_config_t*, const char*, va_list) {
-  return level >= silence.first && level <= silence.last ? UCS_LOG_FUNC_RC_STOP
-                                                         : UCS_LOG_FUNC_RC_CONTINUE;
+// UCX writes to standard output unless UCX_LOG_FILE says otherwise, which belongs to the program:
+// its lines become ours. Those of more detail than warnings come only where UCX_LOG_LEVEL asks for
+// them.
+ucs_log_func_rc_t take_log(const char*, unsigned, const char*, ucs_log_level_t level,
+                           const ucs_log_component_config_t*, const char* message, va_list args) {
+  if (level >= silence.first && level <= silence.last) return UCS_LOG_FUNC_RC_STOP;
+  static const bool has_own_file = std::getenv("UCX_LOG_FILE") != nullptr;
+  if (level == UCS_LOG_LEVEL_FATAL || has_own_file) return UCS_LOG_FUNC_RC_CONTINUE;
+  const bool asked_for = level > UCS_LOG_LEVEL_WARN;
+  if (asked_for || log_enabled(LogLevel::kWarn)) {
+    log(asked_for ? LogLevel::kInfo : LogLevel::kWarn, "ucx: %s", vformat(message, args).c_str());
+  }
+  return UCS_LOG_FUNC_RC_STOP;
 }
 
 // The name under which UCX lists memory that processes share.
@@ -82,8 +92,8 @@ class Context {
     *out = kept.lock();
     if (*out != nullptr) return Status::Ok();
     // Once and for good: handlers are a list that UCX does not lock, and this module stays loaded.
-    static const bool filtering = (ucs_log_push_handler(&filter_log), true);
-    static_cast<void>(filtering);
+    static const bool taking = (ucs_log_push_handler(&take_log), true);
+    static_cast<void>(taking);
     auto made = std::make_shared<Context>();
     SCAPE_RETURN_IF_ERROR(made->init(options, posix));
     kept = made;
@@ -165,19 +175,28 @@ class UcxTransport final : public Transport {
 
   Status address(std::vector<std::byte>* out) override {
     const auto* bytes = reinterpret_cast<const std::byte*>(address_);
-    out->assign(bytes, bytes + address_bytes_);
+    *out = seal_address({std::string(name()), "", {bytes, bytes + address_bytes_}});
     return Status::Ok();
   }
 
   Status connect(std::span<const std::vector<std::byte>> addresses) override {
-    addresses_.assign(addresses.begin(), addresses.end());
-    endpoints_.assign(addresses.size(), nullptr);
+    for (size_t rank = 0; rank < addresses.size(); ++rank) {
+      int peer = -1;
+      SCAPE_RETURN_IF_ERROR(add_peer(addresses[rank], format("rank %zu", rank), &peer));
+    }
     return Status::Ok();
   }
 
-  Status add_peer(const std::vector<std::byte>& address, const std::string&, int* peer) override {
+  Status add_peer(const std::vector<std::byte>& address, const std::string& who,
+                  int* peer) override {
+    PeerAddress theirs;
+    SCAPE_RETURN_IF_ERROR(unseal_address(address, who, &theirs));
+    if (theirs.provider != name()) {
+      return error(SCAPE_ERR_MISMATCH, "ucx: %s has an address of %s; set SCAPE_TRANSPORT alike",
+                   who.c_str(), theirs.provider.c_str());
+    }
     *peer = static_cast<int>(addresses_.size());
-    addresses_.push_back(address);
+    addresses_.push_back(std::move(theirs.bytes));
     endpoints_.push_back(nullptr);
     return Status::Ok();
   }
@@ -440,18 +459,18 @@ Status devices(std::vector<TransportDevice>* out) {
   std::vector<TransportDevice> loopback, memory;
   for (const auto& [transport, device] : resources_of(context->handle())) {
     static constexpr std::string_view kFabrics[] = {"rc", "dc", "ud"};
+    const std::string_view kind = transport;
     const bool fabric =
-        std::any_of(std::begin(kFabrics), std::end(kFabrics), [&](std::string_view start) {
-          return std::string_view(transport).substr(0, start.size()) == start;
-        });
+        std::any_of(std::begin(kFabrics), std::end(kFabrics),
+                    [kind](std::string_view start) { return kind.starts_with(start); });
     const bool shared = device == kMemoryDevice;
     if (!fabric && transport != "tcp" && !shared) continue;
     if (transport == "tcp" && !filter.admits(device)) continue;
     const bool is_loopback = device == "lo" && (filter.exclude || filter.names.empty());
     auto& list = shared ? memory : is_loopback ? loopback : *out;
-    const auto found = std::find_if(list.begin(), list.end(), [&](const TransportDevice& known) {
-      return known.name == device;
-    });
+    const auto found =
+        std::find_if(list.begin(), list.end(),
+                     [&name = device](const TransportDevice& known) { return known.name == name; });
     if (found == list.end()) list.push_back({device, transport, !shared, fabric, SIZE_MAX});
   }
   std::stable_partition(out->begin(), out->end(),

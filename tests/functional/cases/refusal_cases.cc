@@ -49,6 +49,32 @@ RANKED_CASE(a_rank_that_stays_away_is_named, 3) {
   NCCL(ncclCommAbort(comm));
 }
 
+// Replicas that step differently would drift apart; the next call tells.
+RANKED_CASE(rates_that_differ_are_named, 3) {
+  const ncclComm_t comm = self.init();
+  constexpr size_t kCount = 5000;
+  std::vector<float> gradient(kCount), param(kCount, 1);
+  scape_config config = gradient_config("weights", 0.1);
+  config.role = SCAPE_ROLE_FUSED;
+  scape_registration registration = nullptr;
+  SCAPE(scape_register(gradient.data(), kCount, SCAPE_FLOAT32, &config, &registration));
+  ncclResult_t result = ncclSuccess;
+  int step = 0;
+  for (; step < 10 && result == ncclSuccess; ++step) {
+    fill(gradient, values_of(self, step, kCount));
+    result = ncclAllReduce(gradient.data(), gradient.data(), kCount, ncclFloat32, ncclAvg, comm,
+                           nullptr);
+    if (result != ncclSuccess) break;
+    const double rate = self.rank == 1 && step == 4 ? 0.002 : 0.001;
+    SCAPE(scape_adams_step(gradient.data(), kCount, param.data(), rate, 0.1, nullptr));
+  }
+  CHECK(step == 5);
+  const std::string why = ncclGetLastError(comm);
+  CHECK_SAYING(contains(why, "lr 0.001") && contains(why, "lr 0.002") && contains(why, "weights"),
+               why);
+  NCCL(ncclCommAbort(comm));
+}
+
 // Lines are not lost where their file cannot be opened, and the reason is the first of them.
 LAUNCHED_CASE(a_log_file_that_cannot_be_opened_is_named) {
   std::vector<Run> runs = rank_runs("a_log_file_that_cannot_be_opened_is_named", 1);

@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
-#include "tests/functional/net/net_api.h"
+#include "plugin/net/abi/net_api.h"
 
 enum { MAX_RANKS = 8, MAX_LINKS = 8, MAX_BARRIERS = 4096 };
 

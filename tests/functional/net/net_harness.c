@@ -81,7 +81,9 @@ void barrier(void) {
 }
 
 void load(int version) {
-  CHECK(api_open(&api, library, version) == 0, "%s has no table of version %d", library, version);
+  const char* const reason = api_load(&api, library);
+  CHECK(reason == NULL, "%s", reason);
+  CHECK(api_choose(&api, version) == 0, "%s has no table of version %d", library, version);
   CHECK(strcmp(api_name(&api), "scape") == 0, "the name is %s", api_name(&api));
   int devices = 0;
   OK(api_init(&api, logger));
@@ -873,9 +875,9 @@ static void scenario_threads(void) {
 /* The libraries that are hidden are named in as many lines as expected, and what is left works. */
 static void scenario_hidden(void) {
   const int version = api.version;
-  CHECK(api_open(&api, library, version) == 0, "not loaded");
-  CHECK(api_open(&api, library, 99) != 0, "has a table of version 99");
-  CHECK(api_open(&api, library, version) == 0, "not loaded");
+  CHECK(api_load(&api, library) == NULL, "not loaded");
+  CHECK(api_choose(&api, 99) != 0, "has a table of version 99");
+  CHECK(api_choose(&api, version) == 0, "has no table of version %d", version);
   const int result = api_init(&api, logger);
   CHECK(atomic_load(&warnings) == expected_warnings, "%d lines", atomic_load(&warnings));
   printf("init gives %d: %s\n", result, last_warning);

@@ -3,40 +3,16 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
-#include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <vector>
 
+#include "tests/functional/perf/run.h"
+
 namespace {
-
-struct Outcome {
-  int code = -1;
-  std::string output;  // stdout and stderr
-  double seconds = 0;
-};
-
-// Runs a shell command.
-Outcome run(const std::string& command) {
-  Outcome result;
-  const auto start = std::chrono::steady_clock::now();
-  FILE* pipe = popen(("exec 2>&1; " + command).c_str(), "re");
-  EXPECT_NE(pipe, nullptr);
-  if (pipe == nullptr) return result;
-  char buffer[4096];
-  size_t length = 0;
-  while ((length = fread(buffer, 1, sizeof buffer, pipe)) > 0) result.output.append(buffer, length);
-  const int status = pclose(pipe);
-  result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return result;
-}
 
 std::string program(const std::string& collective) {
   return std::string(PERF_BIN) + "/scape_" + collective + "_perf ";
@@ -47,25 +23,6 @@ std::string preload(const std::string& fault, int call) {
   return "ASAN_OPTIONS=$ASAN_OPTIONS:verify_asan_link_order=0 LD_PRELOAD='" FAULTY_NCCL
          " " SCAPE_NCCL "' FAULT=" +
          fault + " FAULT_CALL=" + std::to_string(call) + " ";
-}
-
-// Lines of the table.
-size_t count_rows(const std::string& output) {
-  std::istringstream lines(output);
-  std::string line;
-  size_t rows = 0;
-  while (std::getline(lines, line)) {
-    const size_t first = line.find_first_not_of(' ');
-    rows += first != std::string::npos && isdigit(static_cast<unsigned char>(line[first])) != 0;
-  }
-  return rows;
-}
-
-void expect_all_right(const Outcome& result, size_t rows) {
-  EXPECT_EQ(result.code, 0) << result.output;
-  EXPECT_NE(result.output.find("# Out of bounds values : 0 OK"), std::string::npos)
-      << result.output;
-  EXPECT_EQ(count_rows(result.output), rows) << result.output;
 }
 
 class RanksTest : public testing::TestWithParam<int> {};

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <new>
 #include <thread>
 
@@ -35,7 +36,7 @@ Status meet(Shared* shared, int rank, int ranks, std::shared_ptr<Communicator>* 
 
 void run_host_ranks(int ranks,
                     const std::function<std::string(std::shared_ptr<Communicator>)>& body,
-                    double limit_s) {
+                    double limit_s, const std::map<std::string, std::string>& environment) {
   void* memory =
       ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
@@ -43,6 +44,7 @@ void run_host_ranks(int ranks,
   const auto results = scape::test::run_ranks(
       ranks,
       [&](int rank, int size) -> std::string {
+        for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
         std::shared_ptr<Communicator> communicator;
         if (Status status = meet(shared, rank, size, &communicator); !status.ok())
           return status.message();

@@ -36,11 +36,14 @@ struct Meeting {
 };
 
 struct Group {
-  explicit Group(int size) : ranks(size), next(static_cast<size_t>(size)) {}
+  explicit Group(int size)
+      : ranks(size), next(static_cast<size_t>(size)), next_payload(static_cast<size_t>(size)) {}
   const int ranks;
   std::mutex mutex;
   std::map<uint64_t, std::shared_ptr<Meeting>> meetings;
-  std::vector<uint64_t> next;  // by rank
+  std::vector<uint64_t> next;                                    // by rank
+  std::vector<size_t> next_payload;                              // by rank
+  std::vector<std::shared_ptr<std::vector<std::byte>>> results;  // of the shared payloads
   Status failure;
 };
 
@@ -68,6 +71,33 @@ class LocalWork final : public Work {
  private:
   const std::shared_ptr<Group> group_;
   const std::shared_ptr<Meeting> meeting_;
+};
+
+// Where ranks pack, and the result that they share.
+class LocalPayload final : public SharedPayload {
+ public:
+  explicit LocalPayload(std::shared_ptr<std::vector<std::byte>> result)
+      : operand_(result->size()), result_(std::move(result)) {}
+  size_t capacity() const override { return operand_.size(); }
+  void* operand() override { return operand_.data(); }
+  const void* result() const override { return result_->data(); }
+  bool can_reduce(DataType, ReduceOp) const override { return true; }
+
+ private:
+  std::vector<std::byte> operand_;
+  const std::shared_ptr<std::vector<std::byte>> result_;
+};
+
+class LocalSharing final : public SharingWork {
+ public:
+  explicit LocalSharing(std::shared_ptr<std::vector<std::byte>> result)
+      : payload_(std::make_shared<LocalPayload>(std::move(result))) {}
+  bool done() const override { return true; }
+  Status status() const override { return Status::Ok(); }
+  std::shared_ptr<SharedPayload> payload() const override { return payload_; }
+
+ private:
+  const std::shared_ptr<SharedPayload> payload_;
 };
 
 class LocalCommunicator final : public Communicator {
@@ -128,6 +158,20 @@ class LocalCommunicator final : public Communicator {
   }
   Status scatter(const void*, void*, size_t, DataType, int, const CallTag&, WorkPtr*) override {
     return not_here();
+  }
+  Status share_payload(size_t bytes, std::shared_ptr<SharingWork>* work) override {
+    std::lock_guard lock(group_->mutex);
+    const size_t number = group_->next_payload[static_cast<size_t>(rank_)]++;
+    if (number == group_->results.size())
+      group_->results.push_back(std::make_shared<std::vector<std::byte>>(bytes));
+    *work = std::make_shared<LocalSharing>(group_->results[number]);
+    return Status::Ok();
+  }
+  // All ranks read one result, as those of a host do.
+  Status all_reduce(SharedPayload& payload, size_t count, DataType type, Reduction reduction,
+                    const CallTag& tag, WorkPtr* work) override {
+    return all_reduce(payload.operand(), const_cast<void*>(payload.result()), count, type,
+                      reduction, tag, work);
   }
   Status send(const void*, size_t, DataType, int, WorkPtr*) override { return not_here(); }
   Status recv(void*, size_t, DataType, int, WorkPtr*) override { return not_here(); }

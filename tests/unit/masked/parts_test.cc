@@ -5,14 +5,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "base/crc.h"
 #include "plugin/masked/agreement.h"
 #include "plugin/masked/buffer_state.h"
-#include "plugin/masked/crc.h"
 #include "plugin/masked/decay_table.h"
 #include "plugin/masked/mask_code.h"
 #include "plugin/masked/payload_codec.h"
@@ -85,11 +86,15 @@ TEST(PayloadCodec, Fp32SendsTheValuesWhereTheyAre) {
   const auto codec = make_payload_codec(SCAPE_FLOAT32);
   std::vector<float> values = {1.5f, -2, 3, 99};
   const std::vector<uint16_t> ages = {1, 2, 3};
-  EXPECT_EQ(codec->encode(values.data(), ages.data(), 3, false, powers.params()), values.data());
+  EXPECT_TRUE(codec->plain());
+  codec->encode(values.data(), ages.data(), 3, false, powers.params(), values.data());
   EXPECT_EQ(values, (std::vector<float>{1.5f, -2, 3, 0}));
   EXPECT_EQ(codec->error(), nullptr);
-  codec->encode(values.data(), ages.data(), 3, true, powers.params());
-  EXPECT_TRUE(std::isnan(values[3]));
+  EXPECT_EQ(codec->decode(values.data(), ages.data(), 3, powers.params(), nullptr), values.data());
+  std::vector<float> elsewhere(4);
+  codec->encode(values.data(), ages.data(), 3, true, powers.params(), elsewhere.data());
+  EXPECT_TRUE(std::isnan(values[3]) && std::isnan(elsewhere[3]));
+  EXPECT_EQ(elsewhere[1], -2);
 }
 
 TEST(PayloadCodec, Bf16SendsTheUnknownPartOfTheMomentAndKeepsTheError) {
@@ -98,8 +103,9 @@ TEST(PayloadCodec, Bf16SendsTheUnknownPartOfTheMomentAndKeepsTheError) {
   std::vector<float> values = {1.2345f, -77.7f, 1e-3f, 0};
   const std::vector<float> u = values;
   const std::vector<uint16_t> ages = {1, 10, 40};
-  const auto* wire = static_cast<const uint16_t*>(
-      codec->encode(values.data(), ages.data(), 3, false, powers.params()));
+  EXPECT_FALSE(codec->plain());
+  std::vector<uint16_t> wire(4, 7);
+  codec->encode(values.data(), ages.data(), 3, false, powers.params(), wire.data());
   for (size_t i = 0; i < 3; ++i) {
     const double weight = (1 - std::pow(0.9, ages[i])) / ages[i];
     const uint32_t bits = uint32_t{wire[i]} << 16;
@@ -110,12 +116,13 @@ TEST(PayloadCodec, Bf16SendsTheUnknownPartOfTheMomentAndKeepsTheError) {
         << "nothing is lost";
   }
   EXPECT_EQ(wire[3], 0);
-  codec->decode(values.data(), ages.data(), 3, powers.params());
+  EXPECT_EQ(codec->decode(wire.data(), ages.data(), 3, powers.params(), values.data()),
+            values.data());
   for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(values[i], u[i], std::fabs(u[i]) / 128);
   EXPECT_EQ(values[3], 0);
 
-  codec->encode(values.data(), ages.data(), 3, true, powers.params());
-  codec->decode(values.data(), ages.data(), 3, powers.params());
+  codec->encode(values.data(), ages.data(), 3, true, powers.params(), wire.data());
+  codec->decode(wire.data(), ages.data(), 3, powers.params(), values.data());
   EXPECT_TRUE(std::isnan(values[3]));
 }
 
@@ -306,6 +313,31 @@ TEST_F(SavedState, IsRefusedWholeWhenAnyByteIsDamagedOrMissing) {
                                      saved_.begin() + static_cast<std::ptrdiff_t>(size));
     expect_refused(owner(), cut, "damaged");
   }
+}
+
+TEST_F(SavedState, IsRefusedWhereNoCallCouldHaveLeftIt) {
+  const auto refused = [&](const char* what, const std::function<void(BufferState*)>& change) {
+    BufferState changed = state_;
+    change(&changed);
+    std::vector<std::byte> bytes;
+    save_state(owner(), changed, residual_.data(), &bytes);
+    expect_refused(owner(), bytes, what);
+  };
+  const uint64_t beyond = uint64_t{1} << (kCount % 64);
+  refused("bits beyond its end", [&](BufferState* state) { state->mask.back() |= beyond; });
+  refused("bits beyond its end", [&](BufferState* state) {
+    // Still of the right number.
+    state->next.back() &= state->next.back() - 1;
+    state->next.back() |= beyond;
+  });
+  refused("impossible size", [](BufferState* state) { state->last.clear(); });
+  refused("its reduction", [](BufferState* state) { state->reduction.op = ReduceOp::kMax; });
+  refused("its reduction",
+          [](BufferState* state) { state->reduction.op = static_cast<ReduceOp>(99); });
+  refused("a decay", [](BufferState* state) { state->decay.restore({0.5, 1.5}); });
+  refused("a decay", [](BufferState* state) {
+    state->decay.restore({std::numeric_limits<double>::quiet_NaN()});
+  });
 }
 
 TEST_F(SavedState, IsRefusedElsewhereThanWhereItWasSaved) {

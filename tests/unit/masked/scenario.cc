@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "plugin/masked/crc.h"
+#include "base/crc.h"
 #include "simulation.h"
 
 namespace scape::plugin::test {
@@ -161,7 +161,7 @@ std::string run_scenario(std::shared_ptr<Communicator> communicator, const Scena
   const bool in_place = config.residual == SCAPE_RESIDUAL_IN_PLACE;
   const auto refresher = make_refresher(communicator);
   Run run{communicator, scenario, make_masked_buffer(communicator, refresher, config, n),
-          Simulation(config, n, ranks)};
+          Simulation(config, n, ranks, scenario.shared)};
 
   std::vector<Reduction> reductions;
   for (int i = 0; i < ranks; ++i)

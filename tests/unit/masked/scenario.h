@@ -21,6 +21,7 @@ struct Scenario {
   int flush_at = -1;   // after this many steps
   int reload_at = -1;  // save, make a new buffer and load, after this many steps
   double weight_decay = 0.1;
+  bool shared = false;  // the communicator's ranks share memory
   uint64_t seed = 1;
 };
 

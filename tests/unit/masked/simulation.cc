@@ -106,7 +106,7 @@ std::vector<float> from_bytes(scape_dtype type, const std::vector<std::byte>& by
   return values;
 }
 
-Simulation::Simulation(BufferConfig config, size_t count, int ranks)
+Simulation::Simulation(BufferConfig config, size_t count, int ranks, bool shared)
     : mask(count),
       ages(count, 1),
       m(count),
@@ -116,6 +116,7 @@ Simulation::Simulation(BufferConfig config, size_t count, int ranks)
       n_(count),
       ranks_(ranks),
       plain_dense_(ranks == 1 || config_.sparsity == 0),
+      shared_(shared),
       last_(count, -1),
       applied_(count),
       flag_(ranks) {
@@ -138,16 +139,16 @@ double Simulation::sparsity() const {
 }
 
 std::vector<float> Simulation::reduce(const std::vector<std::vector<float>>& values,
-                                      scape_dtype type,
-                                      const std::vector<Reduction>& reductions) const {
+                                      scape_dtype type, const std::vector<Reduction>& reductions,
+                                      Algorithm algorithm) const {
   std::vector<std::vector<std::byte>> operands;
   for (const auto& of_rank : values) operands.push_back(to_bytes(type, of_rank));
   std::vector<const void*> inputs;
   for (const auto& operand : operands) inputs.push_back(operand.data());
   std::vector<std::byte> result(operands[0].size());
-  EXPECT_TRUE(
-      simulate_all_reduce(inputs, result.data(), values[0].size(), data_type(type), reductions)
-          .ok());
+  EXPECT_TRUE(simulate_all_reduce(inputs, result.data(), values[0].size(), data_type(type),
+                                  reductions, algorithm)
+                  .ok());
   return from_bytes(type, result);
 }
 
@@ -206,7 +207,9 @@ void Simulation::step(const std::vector<std::vector<float>>& inputs,
     if (!direct) flag_[i] = false;
   }
   const scape_dtype wire = direct ? config_.dtype : coded ? SCAPE_BFLOAT16 : SCAPE_FLOAT32;
-  std::vector<float> mean = reduce(payload, wire, reductions);
+  const bool in_rank_order = shared_ && !dense && sparsity() == config_.sparsity;
+  std::vector<float> mean =
+      reduce(payload, wire, reductions, in_rank_order ? Algorithm::kFlat : Algorithm::kAuto);
   if (coded) {
     for (size_t s = 0; s < sent.size(); ++s) {
       const uint64_t age = age_at(sent[s], t);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "plugin/collectives/schedules.h"
 #include "plugin/communicator.h"
 #include "plugin/masked/masked_buffer.h"
 
@@ -17,7 +18,8 @@ std::vector<float> from_bytes(scape_dtype type, const std::vector<std::byte>& by
 
 class Simulation {
  public:
-  Simulation(BufferConfig config, size_t count, int ranks);
+  // shared: at full sparsity, payloads are summed in memory that the ranks of one host share.
+  Simulation(BufferConfig config, size_t count, int ranks, bool shared);
 
   // Steps 1 to 6. inputs[r]: what rank r hands to the all-reduce, exactly representable in the
   // buffer's type. reductions: by rank. param, lr and weight_decay are for the fused role (param
@@ -43,12 +45,13 @@ class Simulation {
   double sparsity() const;
   void choose_next(const std::vector<Reduction>& reductions);
   std::vector<float> reduce(const std::vector<std::vector<float>>& values, scape_dtype type,
-                            const std::vector<Reduction>& reductions) const;
+                            const std::vector<Reduction>& reductions, Algorithm algorithm) const;
 
   const BufferConfig config_;
   const size_t n_;
   const int ranks_;
   const bool plain_dense_;
+  const bool shared_;
   std::vector<float> powers_;
   std::vector<int64_t> last_;
   std::vector<bool> next_;

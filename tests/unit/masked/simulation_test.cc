@@ -15,6 +15,7 @@ namespace {
 
 constexpr double kSparsities[] = {0.5, 0.9, 0.99, 0.999};
 constexpr double kRepeated = 0.9;
+constexpr size_t kLarge = 150001;
 
 std::vector<Scenario> everything() {
   std::vector<Scenario> scenarios;
@@ -36,13 +37,16 @@ std::vector<Scenario> everything() {
   }
   // Large enough that the dense steps and the payload go round the ring.
   scenarios.push_back(
-      {.config = short_config(0.5, SCAPE_ROLE_FUSED), .count = 150001, .steps = 12});
+      {.config = short_config(0.5, SCAPE_ROLE_FUSED), .count = kLarge, .steps = 12});
   return scenarios;
 }
 
 // Runs every scenario on one communicator, some of them twice; empty when all is equal.
-std::string run_all(std::shared_ptr<Communicator> communicator) {
-  for (const Scenario& scenario : everything()) {
+std::string run_all(std::shared_ptr<Communicator> communicator, bool shared) {
+  for (Scenario scenario : everything()) {
+    // Where nothing is shared, what ranks that are threads do is the same code.
+    if (!shared && scenario.count < kLarge && scenario.config.sparsity != kRepeated) continue;
+    scenario.shared = shared;
     uint32_t first = 0, second = 0;
     std::string difference = run_scenario(communicator, scenario, &first);
     if (difference.empty() && scenario.config.sparsity == kRepeated) {
@@ -56,7 +60,15 @@ std::string run_all(std::shared_ptr<Communicator> communicator) {
 
 class Simulated : public testing::TestWithParam<int> {};
 
-TEST_P(Simulated, IsWhatRealRanksCompute) { run_host_ranks(GetParam(), run_all, 400); }
+TEST_P(Simulated, IsWhatRealRanksCompute) {
+  for (const bool shared : {true, false}) {
+    run_host_ranks(GetParam(),
+                   [shared](std::shared_ptr<Communicator> communicator) {
+                     return run_all(std::move(communicator), shared);
+                   },
+                   400, {{"SCAPE_SHARED_MEMORY", shared ? "1" : "0"}});
+  }
+}
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Simulated, testing::Range(1, 6));
 

@@ -310,6 +310,151 @@ TEST_P(Schedules, SumInTheDocumentedOrder) {
   }
 }
 
+// ---- in shared memory ----
+
+const std::vector<std::vector<std::vector<int>>> kHosts = {
+    {{0, 1}},
+    {{0, 1, 2, 3, 4, 5, 6}},
+    {{0, 1}, {2, 3}},
+    {{0, 2}, {1, 3}},
+    {{1, 2, 3}, {0}},
+    {{0, 1, 2}, {3, 4}},
+    {{0, 1}, {2, 3}, {4, 5}},
+    {{0, 4}, {1, 5}, {2, 6}, {3, 7}},
+};
+
+// Runs a call over shared memory that holds inputs[r] as rank r's operand; the result of each host.
+template <typename T>
+std::vector<std::vector<T>> run_shared(const std::vector<std::vector<int>>& hosts,
+                                       const std::vector<std::vector<T>>& inputs, DataType type,
+                                       Reduction reduction) {
+  const size_t count = inputs[0].size();
+  SharedLayout layout{hosts, (count * sizeof(T) + 127) / 64 * 64};
+  std::vector<std::vector<std::byte>> memory(hosts.size());
+  std::vector<std::byte*> shared(inputs.size());
+  for (size_t h = 0; h < hosts.size(); ++h) {
+    memory[h].resize((hosts[h].size() + 1) * layout.stride);
+    for (size_t j = 0; j < hosts[h].size(); ++j) {
+      const auto r = static_cast<size_t>(hosts[h][j]);
+      shared[r] = memory[h].data();
+      std::memcpy(memory[h].data() + j * layout.stride, inputs[r].data(), count * sizeof(T));
+    }
+  }
+  std::vector<std::shared_ptr<const Schedule>> schedules;
+  for (size_t r = 0; r < inputs.size(); ++r) {
+    const Shape shape{
+        static_cast<int>(r), static_cast<int>(inputs.size()), count, type, reduction.op, false};
+    schedules.push_back(shared_all_reduce_schedule(shape, layout));
+  }
+  const std::vector<const void*> send(inputs.size());
+  const std::vector<void*> recv(inputs.size());
+  const Status status =
+      simulate(schedules, send, recv, std::span<const Reduction>(&reduction, 1), shared);
+  EXPECT_TRUE(status.ok()) << status.message();
+  std::vector<std::vector<T>> results(hosts.size(), std::vector<T>(count));
+  for (size_t h = 0; h < hosts.size(); ++h) {
+    const std::byte* const result = memory[h].data() + hosts[h].size() * layout.stride;
+    std::memcpy(results[h].data(), result, count * sizeof(T));
+  }
+  return results;
+}
+
+int ranks_of(const std::vector<std::vector<int>>& hosts) {
+  size_t ranks = 0;
+  for (const auto& host : hosts) ranks += host.size();
+  return static_cast<int>(ranks);
+}
+
+TEST(SharedSchedules, SumEverywhere) {
+  for (const auto& hosts : kHosts) {
+    const int ranks = ranks_of(hosts);
+    for (const size_t count : kCounts) {
+      if (count > kLong && ranks > 4) continue;
+      const Buffers inputs = inputs_of(ranks, count);
+      for (const ReduceOp op :
+           {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kPremulSum, ReduceOp::kMax}) {
+        std::vector<int64_t> expected(count, op == ReduceOp::kMax ? INT64_MIN : 0);
+        for (const auto& input : inputs) {
+          for (size_t i = 0; i < count; ++i) {
+            expected[i] = op == ReduceOp::kMax         ? std::max(expected[i], input[i])
+                          : op == ReduceOp::kPremulSum ? expected[i] + 3 * input[i]
+                                                       : expected[i] + input[i];
+          }
+        }
+        if (op == ReduceOp::kAvg) {
+          for (int64_t& value : expected) value /= ranks;
+        }
+        const auto results =
+            run_shared(hosts, inputs, DataType::kInt64, {.op = op, .integer_factor = 3});
+        for (const auto& result : results)
+          ASSERT_EQ(result, expected) << hosts.size() << " hosts, " << count << " " << name_of(op);
+      }
+    }
+  }
+}
+
+TEST(SharedSchedules, SumInTheDocumentedOrder) {
+  for (const auto& hosts : kHosts) {
+    const size_t ranks = static_cast<size_t>(ranks_of(hosts));
+    size_t owners = SIZE_MAX;
+    for (const auto& host : hosts) owners = std::min(owners, host.size());
+    for (const size_t count : {size_t{3}, size_t{997}, size_t{200001}}) {
+      std::vector<std::vector<float>> inputs(ranks, std::vector<float>(count));
+      for (size_t r = 0; r < ranks; ++r) {
+        const auto bytes = rough_values(DataType::kFloat32, count, r + 1);
+        std::memcpy(inputs[r].data(), bytes.data(), bytes.size());
+      }
+      std::vector<std::vector<float>> sums;
+      for (const auto& host : hosts) {
+        sums.push_back(inputs[static_cast<size_t>(host[0])]);
+        for (size_t j = 1; j < host.size(); ++j) {
+          for (size_t i = 0; i < count; ++i)
+            sums.back()[i] += inputs[static_cast<size_t>(host[j])][i];
+        }
+      }
+      std::vector<float> expected(count);
+      for (size_t q = 0; q < owners; ++q) {
+        const Range slice = slice_of(count, 4, static_cast<int>(owners), static_cast<int>(q));
+        std::vector<const void*> operands;
+        for (const auto& sum : sums) operands.push_back(sum.data() + slice.begin);
+        ASSERT_TRUE(simulate_all_reduce(operands, expected.data() + slice.begin, slice.size(),
+                                        DataType::kFloat32, Reduction{})
+                        .ok());
+      }
+      for (const auto& result : run_shared(hosts, inputs, DataType::kFloat32, Reduction{}))
+        ASSERT_EQ(result, expected) << hosts.size() << " hosts, " << count;
+    }
+  }
+}
+
+// bf16 of one host: summed in fp32, rounded once.
+TEST(SharedSchedules, RoundNarrowTypesOnce) {
+  ASSERT_TRUE(shares_all_reduce(1, DataType::kBfloat16, ReduceOp::kAvg));
+  EXPECT_FALSE(shares_all_reduce(2, DataType::kBfloat16, ReduceOp::kSum));
+  EXPECT_FALSE(shares_all_reduce(1, DataType::kBfloat16, ReduceOp::kPremulSum));
+  EXPECT_TRUE(shares_all_reduce(2, DataType::kFloat32, ReduceOp::kPremulSum));
+  const size_t count = 70001;
+  for (const int ranks : {2, 3, 7}) {
+    std::vector<std::vector<uint16_t>> inputs;
+    std::vector<const void*> pointers;
+    std::vector<int> host;
+    for (int r = 0; r < ranks; ++r) {
+      const auto bytes = rough_values(DataType::kBfloat16, count, static_cast<uint64_t>(r) + 1);
+      inputs.emplace_back(count);
+      std::memcpy(inputs.back().data(), bytes.data(), bytes.size());
+      host.push_back(r);
+    }
+    for (const auto& input : inputs) pointers.push_back(input.data());
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+      std::vector<uint16_t> expected(count);
+      ASSERT_TRUE(
+          simulate_all_reduce(pointers, expected.data(), count, DataType::kBfloat16, {.op = op})
+              .ok());
+      ASSERT_EQ(run_shared({host}, inputs, DataType::kBfloat16, {.op = op})[0], expected);
+    }
+  }
+}
+
 TEST(Slices, CoverAllInWholeLinesAlsoBeyond32Bits) {
   for (const size_t count :
        {size_t{0}, size_t{1}, size_t{15}, size_t{16}, size_t{17}, size_t{1000},

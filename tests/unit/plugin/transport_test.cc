@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plugin/transport/peer_address.h"
 #include "tests/support/run_ranks.h"
 #include "tests/unit/plugin/testing.h"
 
@@ -158,6 +159,57 @@ TEST(Transport, DoesWithoutDevShm) {
   });
   ::munmap(board, sizeof *board);
   if (results[0].text == "not permitted") GTEST_SKIP() << "mounting needs privileges";
+  EXPECT_TRUE(all_well(results)) << text_of(results);
+}
+
+TEST(PeerAddress, ComesBackWholeOrNotAtAll) {
+  const PeerAddress address{"tcp;ofi_rxm", "host/boot", {std::byte{1}, std::byte{0}, std::byte{2}}};
+  const std::vector<std::byte> sealed = seal_address(address);
+  PeerAddress back;
+  ASSERT_TRUE(unseal_address(sealed, "rank 3", &back).ok());
+  EXPECT_EQ(back.provider, address.provider);
+  EXPECT_EQ(back.host, address.host);
+  EXPECT_EQ(back.bytes, address.bytes);
+  for (size_t i = 0; i < sealed.size(); ++i) {
+    std::vector<std::byte> damaged = sealed;
+    damaged[i] ^= std::byte{0x10};
+    const Status status = unseal_address(damaged, "rank 3", &back);
+    EXPECT_EQ(status.code(), SCAPE_ERR_MISMATCH) << i;
+    EXPECT_NE(status.message().find("rank 3"), std::string::npos);
+    EXPECT_FALSE(unseal_address(std::span(sealed).first(i), "rank 3", &back).ok()) << i;
+  }
+  EXPECT_FALSE(unseal_address(seal_address({"ucx", "", {}}), "rank 3", &back).ok());
+}
+
+// A network library would read beyond their ends, or what is not there.
+TEST(Transport, RefusesAddressesThatAreNotOfItsForm) {
+  const auto results = run_ranks(1, [&](int, int) -> std::string {
+    std::unique_ptr<Transport> transport;
+    SCAPE_RANK_OK(make_transport({.ranks = 2}, &transport));
+    std::vector<std::byte> mine;
+    SCAPE_RANK_OK(transport->address(&mine));
+    PeerAddress own;
+    SCAPE_RANK_OK(unseal_address(mine, "this rank", &own));
+    int peer = -1;
+    const auto refused = [&](const std::vector<std::byte>& address) {
+      const Status status = transport->add_peer(address, "rank 1", &peer);
+      return status.code() == SCAPE_ERR_MISMATCH &&
+             status.message().find("rank 1") != std::string::npos;
+    };
+    SCAPE_RANK_EXPECT(refused({}));
+    SCAPE_RANK_EXPECT(refused({mine.begin(), mine.end() - 1}));
+    SCAPE_RANK_EXPECT(refused(own.bytes));
+    SCAPE_RANK_EXPECT(refused(seal_address({"another", own.host, own.bytes})));
+    if (transport->name() == "ofi") {
+      SCAPE_RANK_EXPECT(refused(
+          seal_address({own.provider, own.host, {own.bytes.begin(), own.bytes.end() - 1}})));
+    }
+    const std::vector<std::vector<std::byte>> addresses = {mine, {}};
+    const Status status = transport->connect(addresses);
+    SCAPE_RANK_EXPECT(status.code() == SCAPE_ERR_MISMATCH);
+    SCAPE_RANK_EXPECT(status.message().find("rank 1") != std::string::npos);
+    return "";
+  });
   EXPECT_TRUE(all_well(results)) << text_of(results);
 }
 
