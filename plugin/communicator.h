@@ -65,13 +65,17 @@ struct ByteCounters {
   uint64_t received_messages = 0;
 };
 
-// What a call is, for its descriptor (docs/architecture.md, "Descriptors"): ranks whose descriptors
-// differ get SCAPE_ERR_MISMATCH on all sides, naming both.
+// What goes with a call. Everything but the regions is part of its descriptor
+// (docs/architecture.md, "Descriptors"): ranks whose descriptors differ get SCAPE_ERR_MISMATCH on
+// all sides, naming both.
 struct CallTag {
   bool registered = false;     // the call is one of a registered buffer
   std::string_view name = {};  // its name; the first 23 bytes travel
   // What its last optimizer step was given: ranks that differ would drift apart.
   float learning_rate = 0, weight_decay = 0;
+  // Of memory that holds the sending and the receiving buffer, from register_memory().
+  void* send_region = nullptr;
+  void* recv_region = nullptr;
 };
 
 // Where payloads stand that ranks of one host reduce without copying: each packs into its operand
@@ -123,6 +127,10 @@ class Communicator {
   // recv_count elements to each rank; send holds size() * recv_count.
   virtual Status reduce_scatter(const void* send, void* recv, size_t recv_count, DataType type,
                                 Reduction reduction, const CallTag& tag, WorkPtr* work) = 0;
+  // Like reduce_scatter with a count per rank, known to all: send holds their sum, in rank order.
+  virtual Status reduce_scatter_v(const void* send, void* recv, std::span<const size_t> counts,
+                                  DataType type, Reduction reduction, const CallTag& tag,
+                                  WorkPtr* work) = 0;
   // send_count elements from each rank; recv holds size() * send_count.
   virtual Status all_gather(const void* send, void* recv, size_t send_count, DataType type,
                             const CallTag& tag, WorkPtr* work) = 0;
@@ -149,6 +157,12 @@ class Communicator {
   // Point to point; matched in order per pair of ranks; rank() itself is a legal peer.
   virtual Status send(const void* data, size_t count, DataType type, int peer, WorkPtr* work) = 0;
   virtual Status recv(void* data, size_t count, DataType type, int peer, WorkPtr* work) = 0;
+
+  // Makes memory known to the network device, for calls that name the region: no message has to
+  // pin its bytes then. To be given back when no call uses it any more, and before the
+  // communicator ends. Null where nothing needs to be known.
+  virtual Status register_memory(void* data, size_t bytes, void** region) = 0;
+  virtual void deregister_memory(void* region) = 0;
 
   // Moves whatever can be moved now; never blocks. Returns true when something moved.
   virtual bool progress() = 0;

@@ -24,6 +24,8 @@ const char* name_of(Call call) {
       return "AllReduce";
     case kReduceScatter:
       return "ReduceScatter";
+    case kReduceScatterV:
+      return "ReduceScatterV";
     case kAllGather:
       return "AllGather";
     case kAllGatherV:
@@ -45,9 +47,10 @@ const char* name_of(Call call) {
 }
 
 bool has_op(Call call) {
-  return call == kAllReduce || call == kReduceScatter || call == kReduce ||
-         call == kSharedAllReduce;
+  return call == kAllReduce || call == kReduceScatter || call == kReduceScatterV ||
+         call == kReduce || call == kSharedAllReduce;
 }
+bool has_counts(Call call) { return call == kAllGatherV || call == kReduceScatterV; }
 bool has_root(Call call) {
   return call == kBroadcast || call == kReduce || call == kGather || call == kScatter;
 }
@@ -104,6 +107,7 @@ HostCommunicator::HostCommunicator(int rank, int size, uint64_t cookie, int chan
                    channel == 0 ? "" : " side")),
       lifeline_(std::move(lifeline)),
       executor_(std::make_unique<Executor>(std::move(transport))),
+      watched_(executor_->pool()),
       sent_(static_cast<size_t>(size)),
       received_(static_cast<size_t>(size)) {
   if (lifeline_ != nullptr) lifeline_->set_describe(&describe_call);
@@ -238,6 +242,11 @@ void HostCommunicator::meet_trouble() {
   }
 }
 
+// Those that are over, oldest first.
+void HostCommunicator::drop_watched() {
+  while (!watched_.empty() && watched_.front().run->done()) watched_.pop_front();
+}
+
 // What need not be looked at every turn.
 void HostCommunicator::watch() {
   if (lifeline_ == nullptr) return;
@@ -251,7 +260,7 @@ void HostCommunicator::watch() {
               name_.c_str(), departure.rank,
               departure.orderly ? "destroyed its communicator" : "has ended or died"));
   }
-  while (!watched_.empty() && watched_.front().run->done()) watched_.pop_front();
+  drop_watched();
   if (watched_.empty() || watched_.front().published) return;
   Watched& oldest = watched_.front();
   if (std::chrono::steady_clock::now() - oldest.run->started() < kStall) return;
@@ -314,6 +323,9 @@ Status HostCommunicator::check(const Arguments& arguments) const {
   size_t in_place_recv = 0;  // where recv begins inside send, when in place
   size_t in_place_send = 0;  // where send begins inside recv
   const size_t own = static_cast<size_t>(rank_) * bytes;
+  size_t counted_before = 0;  // this rank's part
+  for (size_t q = 0; q < arguments.counts.size() && q < static_cast<size_t>(rank_); ++q)
+    counted_before += arguments.counts[q] * element;
   const bool is_root = arguments.root == rank_;
   switch (arguments.call) {
     case kAllReduce:
@@ -325,14 +337,17 @@ Status HostCommunicator::check(const Arguments& arguments) const {
       send_bytes = bytes * ranks;
       in_place_recv = own;
       break;
+    case kReduceScatterV:
+      recv_bytes = arguments.counts[static_cast<size_t>(rank_)] * element;
+      in_place_recv = counted_before;
+      break;
     case kAllGather:
       recv_bytes = bytes * ranks;
       in_place_send = own;
       break;
     case kAllGatherV:
       send_bytes = arguments.counts[static_cast<size_t>(rank_)] * element;
-      for (int q = 0; q < rank_; ++q)
-        in_place_send += arguments.counts[static_cast<size_t>(q)] * element;
+      in_place_send = counted_before;
       break;
     case kAllToAll:
       send_bytes = recv_bytes = bytes * ranks;
@@ -373,13 +388,16 @@ Status HostCommunicator::check(const Arguments& arguments) const {
 
 std::shared_ptr<const Schedule> HostCommunicator::build(const Arguments& arguments,
                                                         bool in_place) const {
-  const Shape shape{rank_,   size_, arguments.count, arguments.type, arguments.reduction.op,
-                    in_place};
+  Shape shape{rank_, size_, arguments.count, arguments.type, arguments.reduction.op, in_place};
   switch (arguments.call) {
     case kAllReduce:
       return all_reduce_schedule(shape);
     case kReduceScatter:
-      return reduce_scatter_schedule(shape);
+      shape.count *= static_cast<size_t>(size_);
+      return reduce_scatter_schedule(
+          shape, std::vector<size_t>(static_cast<size_t>(size_), arguments.count));
+    case kReduceScatterV:
+      return reduce_scatter_schedule(shape, arguments.counts);
     case kAllGather:
       return all_gather_schedule(shape,
                                  std::vector<size_t>(static_cast<size_t>(size_), arguments.count));
@@ -403,10 +421,9 @@ std::shared_ptr<const Schedule> HostCommunicator::build(const Arguments& argumen
 
 // Trainers repeat themselves: the last schedules are kept.
 std::shared_ptr<const Schedule> HostCommunicator::schedule_for(const Arguments& arguments) {
-  constexpr size_t kEntries = 32;
-  constexpr size_t kMaxSteps = 16384;
+  constexpr size_t kEntries = 128;
+  constexpr size_t kMaxSteps = 16384, kMaxStepsInAll = 32 * kMaxSteps;
   const bool in_place = arguments.call == kAllToAll && arguments.send == arguments.recv;
-  if (arguments.call == kAllGatherV) return build(arguments, in_place);
   const Key key{arguments.call,
                 arguments.type,
                 arguments.reduction.op,
@@ -415,20 +432,32 @@ std::shared_ptr<const Schedule> HostCommunicator::schedule_for(const Arguments& 
                 arguments.count,
                 arguments.shared != nullptr ? arguments.shared->layout().stride : 0};
   for (Cached& entry : cache_) {
-    if (!(entry.key == key)) continue;
+    if (!(entry.key == key) || !std::ranges::equal(entry.counts, arguments.counts)) continue;
     entry.used = ++cache_clock_;
     return entry.schedule;
   }
   std::shared_ptr<const Schedule> schedule = build(arguments, in_place);
-  if (schedule->steps.size() > kMaxSteps) return schedule;
-  if (cache_.size() == kEntries) {
-    *std::min_element(cache_.begin(), cache_.end(), [](const Cached& a, const Cached& b) {
-      return a.used < b.used;
-    }) = {key, schedule, ++cache_clock_};
-  } else {
-    cache_.push_back({key, schedule, ++cache_clock_});
+  const size_t steps = schedule->steps.size();
+  if (steps > kMaxSteps) return schedule;
+  while (cache_.size() == kEntries || cached_steps_ + steps > kMaxStepsInAll) {
+    const auto oldest = std::ranges::min_element(cache_, {}, &Cached::used);
+    cached_steps_ -= oldest->schedule->steps.size();
+    *oldest = std::move(cache_.back());
+    cache_.pop_back();
   }
+  cached_steps_ += steps;
+  cache_.push_back(
+      {key, {arguments.counts.begin(), arguments.counts.end()}, schedule, ++cache_clock_});
   return schedule;
+}
+
+Status HostCommunicator::start_with_counts(Arguments arguments, const CallTag& tag, WorkPtr* work) {
+  if (arguments.counts.size() != static_cast<size_t>(size_)) {
+    return error(SCAPE_ERR_ARGUMENT, "%s: %s: %zu counts for %d ranks; give one per rank",
+                 name_.c_str(), name_of(arguments.call), arguments.counts.size(), size_);
+  }
+  for (const size_t count : arguments.counts) arguments.count += count;
+  return start(arguments, tag, work);
 }
 
 Status HostCommunicator::start(const Arguments& arguments, const CallTag& tag, WorkPtr* work) {
@@ -464,16 +493,15 @@ Status HostCommunicator::start_locked(const Arguments& arguments, const CallTag&
     return Status::Ok();
   }
   const TagSpace tags{false, (descriptor.call & 0x1ff) << 24 | (descriptor.digest() & 0xffffff)};
-  Memory memory;
-  memory.send = static_cast<const std::byte*>(arguments.send);
-  memory.recv = static_cast<std::byte*>(arguments.recv);
-  if (arguments.shared != nullptr) memory.shared = arguments.shared->memory();
-  auto run = std::make_shared<Run>(schedule_for(arguments), memory, arguments.reduction, tags,
-                                   name_of(arguments.call));
+  const Buffers buffers{arguments.send, arguments.recv, tag.send_region, tag.recv_region,
+                        arguments.shared != nullptr ? arguments.shared->memory() : nullptr};
+  auto run = executor_->make_run(schedule_for(arguments), buffers, arguments.reduction, tags,
+                                 name_of(arguments.call));
   *work = run;
   executor_->start(run);
   if (!tag.registered && channel_ == 0) fault_point(Fault::kDense);
   meet_trouble();
+  drop_watched();
   if (lifeline_ != nullptr && !run->done()) watched_.push_back({run, descriptor});
   return Status::Ok();
 }
@@ -520,9 +548,7 @@ Status HostCommunicator::point_to_point(bool sending, void* data, size_t count, 
     sending ? builder.send(peer, {Space::kSend, at}, length)
             : builder.recv(peer, {Space::kRecv, at}, length);
   }
-  Memory memory;
-  memory.send = memory.recv = static_cast<std::byte*>(data);
-  auto run = std::make_shared<Run>(builder.finish(), memory, Reduction{}, tags, call);
+  auto run = executor_->make_run(builder.finish(), {data, data}, Reduction{}, tags, call);
   *work = run;
   executor_->start(run);
   meet_trouble();
@@ -552,6 +578,25 @@ Status HostCommunicator::self_message(bool sending, std::byte* data, size_t byte
   mine->end(status);
   return Status::Ok();
 }
+
+// ---- memory ----
+
+Status HostCommunicator::register_memory(void* data, size_t bytes, void** region) {
+  *region = nullptr;
+  SCAPE_RETURN_IF_ERROR(check_process("registration of memory"));
+  std::lock_guard<std::mutex> lock(mutex_);
+  Transport* const transport = executor_->transport();
+  return transport != nullptr ? transport->register_memory(data, bytes, region) : Status::Ok();
+}
+
+void HostCommunicator::deregister_memory(void* region) {
+  if (in_forked_child()) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (executor_->transport() != nullptr) executor_->transport()->deregister_memory(region);
+}
+
+// ---- for messages, and of the process ----
+
 std::string describe_call(const Descriptor& descriptor) {
   const Call call = static_cast<Call>(descriptor.operation);
   std::string text =
@@ -568,7 +613,7 @@ std::string describe_call(const Descriptor& descriptor) {
                    static_cast<double>(descriptor.learning_rate),
                    static_cast<double>(descriptor.weight_decay));
   }
-  if (call == kAllGatherV)
+  if (has_counts(call))
     text +=
         format(", counts #%06llx", static_cast<unsigned long long>(descriptor.extra & 0xffffff));
   return text + ")";

@@ -9,6 +9,8 @@
 
 #include "plugin/communicator.h"
 #include "plugin/transport/lifeline.h"
+#include "plugin/transport/socket.h"
+#include "plugin/transport/transport.h"
 
 namespace scape::plugin {
 
@@ -34,6 +36,23 @@ void drop_unique_id(const UniqueId& id);
 // every rank that came. A single rank needs nobody and opens no socket.
 Status create_communicator(const UniqueId& id, int rank, int size,
                            std::shared_ptr<Communicator>* out);
+
+// What a rank brings to ranks that all listen already and know where rank 0 does.
+struct Joining {
+  int rank = 0, size = 1;
+  Endpoint root;        // rank 0's endpoint
+  uint64_t cookie = 0;  // rank 0's, which strangers do not know
+  Socket listener;      // this rank's
+  Endpoint endpoint;    // where that is reached
+  // Not for a single rank. The name is compared with the others'.
+  std::unique_ptr<Transport> transport;
+  std::string transport_name;
+};
+
+// Blocking and collective, as create_communicator, without a unique id: rank 0 holds the meeting
+// where it listens. Who waits for a rank that does not come names it when SCAPE_BOOTSTRAP_TIMEOUT
+// is over.
+Status join_communicator(Joining joining, std::shared_ptr<Communicator>* out);
 
 // Blocking and collective over the parent: ranks of the same color, ordered by (key, rank), form a
 // communicator; color < 0 (NCCL_SPLIT_NOCOLOR): *out is null. The parent need not outlive it.

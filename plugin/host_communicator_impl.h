@@ -12,6 +12,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <memory_resource>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -33,6 +34,7 @@ namespace scape::plugin {
 enum Call : uint8_t {
   kAllReduce = 1,
   kReduceScatter,
+  kReduceScatterV,
   kAllGather,
   kAllGatherV,
   kAllToAll,
@@ -99,9 +101,10 @@ struct Arguments {
   DataType type = DataType::kFloat32;
   Reduction reduction;
   int root = -1;
-  std::span<const size_t> counts = {};  // kAllGatherV
+  std::span<const size_t> counts = {};  // of a call that has_counts()
   HostSharedPayload* shared = nullptr;  // kSharedAllReduce
 };
+
 class HostCommunicator final : public Communicator {
  public:
   HostCommunicator(int rank, int size, uint64_t cookie, int channel,
@@ -120,19 +123,19 @@ class HostCommunicator final : public Communicator {
                         Reduction reduction, const CallTag& tag, WorkPtr* work) override {
     return start({kReduceScatter, send, recv, recv_count, type, reduction}, tag, work);
   }
+  Status reduce_scatter_v(const void* send, void* recv, std::span<const size_t> counts,
+                          DataType type, Reduction reduction, const CallTag& tag,
+                          WorkPtr* work) override {
+    return start_with_counts({kReduceScatterV, send, recv, 0, type, reduction, -1, counts}, tag,
+                             work);
+  }
   Status all_gather(const void* send, void* recv, size_t send_count, DataType type,
                     const CallTag& tag, WorkPtr* work) override {
     return start({kAllGather, send, recv, send_count, type, {}}, tag, work);
   }
   Status all_gather_v(const void* send, void* recv, std::span<const size_t> counts, DataType type,
                       const CallTag& tag, WorkPtr* work) override {
-    if (counts.size() != static_cast<size_t>(size_)) {
-      return error(SCAPE_ERR_ARGUMENT, "%s: AllGatherV: %zu counts for %d ranks; give one per rank",
-                   name_.c_str(), counts.size(), size_);
-    }
-    size_t sum = 0;
-    for (const size_t count : counts) sum += count;
-    return start({kAllGatherV, send, recv, sum, type, {}, -1, counts}, tag, work);
+    return start_with_counts({kAllGatherV, send, recv, 0, type, {}, -1, counts}, tag, work);
   }
   Status all_to_all(const void* send, void* recv, size_t count, DataType type, const CallTag& tag,
                     WorkPtr* work) override {
@@ -164,6 +167,9 @@ class HostCommunicator final : public Communicator {
     return point_to_point(false, data, count, type, peer, work);
   }
 
+  Status register_memory(void* data, size_t bytes, void** region) override;
+  void deregister_memory(void* region) override;
+
   bool progress() override;
   void wait_event(int timeout_ms) override;
   Status async_error() const override;
@@ -189,6 +195,7 @@ class HostCommunicator final : public Communicator {
   };
   struct Cached {
     Key key;
+    std::vector<size_t> counts;
     std::shared_ptr<const Schedule> schedule;
     uint64_t used = 0;
   };
@@ -211,6 +218,7 @@ class HostCommunicator final : public Communicator {
   Status refusal() const;  // of a call to a failed communicator; locked
   Status start(const Arguments& arguments, const CallTag& tag, WorkPtr* work);
   Status start_locked(const Arguments& arguments, const CallTag& tag, WorkPtr* work);
+  Status start_with_counts(Arguments arguments, const CallTag& tag, WorkPtr* work);
   // An all-gather of this many bytes a rank.
   Status gather_bytes(const void* mine, void* all, size_t bytes, const char* name, WorkPtr* work);
   std::shared_ptr<const Schedule> schedule_for(const Arguments& arguments);
@@ -219,6 +227,7 @@ class HostCommunicator final : public Communicator {
                         WorkPtr* work);
   Status self_message(bool sending, std::byte* data, size_t bytes, WorkPtr* work);
   bool progress_locked();
+  void drop_watched();
   void watch();
   void meet_trouble();
   void fail_locked(const Status& why);
@@ -234,8 +243,9 @@ class HostCommunicator final : public Communicator {
   mutable std::mutex mutex_;
   std::unique_ptr<Executor> executor_;
   uint64_t calls_ = 0;
-  std::deque<Watched> watched_;
+  std::pmr::deque<Watched> watched_;
   std::vector<Cached> cache_;
+  size_t cached_steps_ = 0;
   uint64_t cache_clock_ = 0;
   std::vector<uint64_t> sent_, received_;  // point to point messages, per peer
   std::deque<SelfMessage> self_sends_, self_receives_;

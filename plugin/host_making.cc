@@ -2,12 +2,10 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "base/fault.h"
 #include "base/settings.h"
-#include "base/thread.h"
 #include "plugin/host_communicator.h"
 #include "plugin/host_communicator_impl.h"
 #include "plugin/transport/bootstrap.h"
@@ -17,44 +15,37 @@ namespace {
 
 constexpr size_t kAddressSlot = size_t{16} << 10;
 
-// Serves a meeting beside the caller's own attendance.
-class MeetingServer {
- public:
-  Status start(const Socket& listener, const std::vector<Address>& addresses, uint64_t cookie,
-               double timeout_s) {
-    return start_thread("the root of a meeting", &thread_,
-                        [&listener, addresses, cookie, timeout_s] {
-                          serve_meeting(listener, addresses, cookie, timeout_s, timeout_s, -1);
-                        });
-  }
-  ~MeetingServer() {
-    if (thread_.joinable()) thread_.join();
-  }
-
- private:
-  std::thread thread_;
+// A meeting of all ranks, and what this one brings to it.
+struct Meeting {
+  Endpoint root;
+  uint64_t cookie = 0;
+  bool at_rank_0 = false;             // rank 0 holds it, else who made the unique id
+  const Socket* root_door = nullptr;  // on a rank 0 that holds it: where it listens
+  int rank = 0, size = 1;
+  std::string purpose, transport_name;
+  std::unique_ptr<Transport> transport;
+  Socket listener;  // of this rank, for its lifeline
+  Endpoint endpoint;
 };
 
-// Meets the other ranks at `root` and builds the communicator.
-Status establish(const Endpoint& root, uint64_t cookie, int rank, int size,
-                 const std::string& purpose, std::shared_ptr<Communicator>* out) {
+// Meets the other ranks and builds the communicator.
+Status establish(Meeting* meeting, std::shared_ptr<Communicator>* out) {
   const double timeout = settings().bootstrap_timeout_s;
-  TransportOptions options;
-  options.ranks = size;
-  std::unique_ptr<Transport> transport;
-  SCAPE_RETURN_IF_ERROR(make_transport(options, &transport));
   Attendance mine;
-  mine.rank = rank;
-  mine.size = size;
-  mine.transport = chosen_transport();
-  mine.purpose = purpose;
-  SCAPE_RETURN_IF_ERROR(transport->address(&mine.blob));
-  SCAPE_RETURN_IF_ERROR(choose_addresses(settings().socket_ifname, settings().socket_family,
-                                         &mine.listener.addresses));
-  Socket listener;
-  SCAPE_RETURN_IF_ERROR(listen_on(mine.listener.addresses, &listener, &mine.listener.port));
+  mine.rank = meeting->rank;
+  mine.size = meeting->size;
+  mine.transport = std::move(meeting->transport_name);
+  mine.purpose = std::move(meeting->purpose);
+  mine.listener = meeting->endpoint;
+  SCAPE_RETURN_IF_ERROR(meeting->transport->address(&mine.blob));
   std::vector<Member> members;
-  SCAPE_RETURN_IF_ERROR(attend_meeting(root, cookie, mine, timeout, &members));
+  if (meeting->root_door != nullptr) {
+    SCAPE_RETURN_IF_ERROR(hold_meeting(*meeting->root_door, meeting->root.addresses,
+                                       meeting->cookie, mine, timeout, &members));
+  } else {
+    SCAPE_RETURN_IF_ERROR(attend_meeting(meeting->root, meeting->cookie, meeting->at_rank_0, mine,
+                                         timeout, &members));
+  }
   std::vector<std::vector<std::byte>> addresses;
   std::vector<Endpoint> endpoints;
   for (Member& member : members) {
@@ -62,15 +53,26 @@ Status establish(const Endpoint& root, uint64_t cookie, int rank, int size,
     endpoints.push_back(std::move(member.listener));
   }
   fault_point(Fault::kConnecting);
-  SCAPE_RETURN_IF_ERROR(transport->connect(addresses));
+  SCAPE_RETURN_IF_ERROR(meeting->transport->connect(addresses));
   std::shared_ptr<Lifeline> lifeline;
-  SCAPE_RETURN_IF_ERROR(Lifeline::connect(rank, size, mix(cookie, 0), std::move(listener),
-                                          mine.listener.addresses, std::move(endpoints),
-                                          seconds_from_now(timeout), &lifeline));
-  *out = std::make_shared<HostCommunicator>(rank, size, cookie, 0, std::move(transport),
-                                            std::move(lifeline));
+  SCAPE_RETURN_IF_ERROR(Lifeline::connect(
+      meeting->rank, meeting->size, mix(meeting->cookie, 0), std::move(meeting->listener),
+      meeting->endpoint.addresses, std::move(endpoints), seconds_from_now(timeout), &lifeline));
+  *out = std::make_shared<HostCommunicator>(meeting->rank, meeting->size, meeting->cookie, 0,
+                                            std::move(meeting->transport), std::move(lifeline));
   fault_point(Fault::kConnected);
   return Status::Ok();
+}
+
+// What host mode brings: the chosen transport, and a new listener.
+Status prepare(Meeting* meeting) {
+  TransportOptions options;
+  options.ranks = meeting->size;
+  SCAPE_RETURN_IF_ERROR(make_transport(options, &meeting->transport));
+  meeting->transport_name = chosen_transport();
+  SCAPE_RETURN_IF_ERROR(choose_addresses(settings().socket_ifname, settings().socket_family,
+                                         &meeting->endpoint.addresses));
+  return listen_on(meeting->endpoint.addresses, &meeting->listener, &meeting->endpoint.port);
 }
 
 Status check_rank(int rank, int size) {
@@ -94,13 +96,16 @@ Status meet_again(HostCommunicator& parent, const std::vector<int>& members, uin
     return Status::Ok();
   }
   const Lifeline& lifeline = *parent.lifeline();
-  MeetingServer server;
-  if (rank == 0) {
-    SCAPE_RETURN_IF_ERROR(server.start(lifeline.listener(), lifeline.addresses(), cookie,
-                                       settings().bootstrap_timeout_s));
-  }
-  return establish(lifeline.members()[static_cast<size_t>(members.front())], cookie, rank, size,
-                   purpose, out);
+  Meeting meeting;
+  meeting.root = lifeline.members()[static_cast<size_t>(members.front())];
+  meeting.cookie = cookie;
+  meeting.at_rank_0 = true;
+  if (rank == 0) meeting.root_door = &lifeline.listener();
+  meeting.rank = rank;
+  meeting.size = size;
+  meeting.purpose = purpose;
+  SCAPE_RETURN_IF_ERROR(prepare(&meeting));
+  return establish(&meeting, out);
 }
 
 }  // namespace
@@ -213,9 +218,37 @@ Status create_communicator(const UniqueId& id, int rank, int size,
     *out = std::make_shared<HostCommunicator>(0, 1, invitation.cookie, 0, nullptr, nullptr);
     return Status::Ok();
   }
-  const Status status = establish(invitation.root, invitation.cookie, rank, size, "create", out);
+  Meeting meeting;
+  meeting.root = invitation.root;
+  meeting.cookie = invitation.cookie;
+  meeting.rank = rank;
+  meeting.size = size;
+  meeting.purpose = "create";
+  Status status = prepare(&meeting);
+  if (status.ok()) status = establish(&meeting, out);
   leave_root(invitation.cookie, false);
   return status;
+}
+
+Status join_communicator(Joining joining, std::shared_ptr<Communicator>* out) {
+  SCAPE_RETURN_IF_ERROR(check_rank(joining.rank, joining.size));
+  if (joining.size == 1) {
+    *out = std::make_shared<HostCommunicator>(0, 1, joining.cookie, 0, nullptr, nullptr);
+    return Status::Ok();
+  }
+  Meeting meeting;
+  meeting.root = std::move(joining.root);
+  meeting.cookie = joining.cookie;
+  meeting.at_rank_0 = true;
+  meeting.rank = joining.rank;
+  meeting.size = joining.size;
+  meeting.purpose = "join";
+  meeting.transport_name = std::move(joining.transport_name);
+  meeting.transport = std::move(joining.transport);
+  meeting.listener = std::move(joining.listener);
+  meeting.endpoint = std::move(joining.endpoint);
+  if (joining.rank == 0) meeting.root_door = &meeting.listener;
+  return establish(&meeting, out);
 }
 
 Status split_communicator(Communicator& parent, int color, int key,

@@ -11,7 +11,37 @@ constexpr size_t kPage = 4096;
 constexpr size_t kMaxBlocks = 8;
 constexpr size_t kMaxBlockBytes = size_t{64} << 20;
 
+// What std::allocate_shared has a run and its count of references from: keeps the pool for as long
+// as there is one.
+template <typename T>
+struct PoolAllocator {
+  using value_type = T;
+
+  explicit PoolAllocator(std::shared_ptr<RunPool> from) : pool(std::move(from)) {}
+  template <typename U>
+  PoolAllocator(const PoolAllocator<U>& other) : pool(other.pool) {}
+
+  T* allocate(size_t n) { return static_cast<T*>(pool->allocate(n * sizeof(T), alignof(T))); }
+  void deallocate(T* block, size_t n) { pool->deallocate(block, n * sizeof(T), alignof(T)); }
+  template <typename U>
+  bool operator==(const PoolAllocator<U>& other) const {
+    return pool == other.pool;
+  }
+
+  std::shared_ptr<RunPool> pool;
+};
+
 }  // namespace
+
+void* RunPool::do_allocate(size_t bytes, size_t alignment) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return blocks_.allocate(bytes, alignment);
+}
+
+void RunPool::do_deallocate(void* block, size_t bytes, size_t alignment) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  blocks_.deallocate(block, bytes, alignment);
+}
 
 uint64_t TagSpace::tag(int sender, uint32_t message) const {
   const uint64_t from = static_cast<uint64_t>(sender) << 49;
@@ -21,17 +51,21 @@ uint64_t TagSpace::tag(int sender, uint32_t message) const {
   return from | (uint64_t{message & 0xffff} << 33) | (key & ((uint64_t{1} << 33) - 1));
 }
 
-Run::Run(std::shared_ptr<const Schedule> schedule, const Memory& memory, Reduction reduction,
-         TagSpace tags, std::string name)
-    : schedule_(std::move(schedule)),
-      memory_(memory),
+Run::Run(std::shared_ptr<RunPool> pool, std::shared_ptr<const Schedule> schedule,
+         const Buffers& buffers, Reduction reduction, TagSpace tags, const char* name)
+    : pool_(std::move(pool)),
+      schedule_(std::move(schedule)),
+      memory_{static_cast<const std::byte*>(buffers.send), static_cast<std::byte*>(buffers.recv),
+              nullptr, static_cast<std::byte*>(buffers.shared)},
+      send_region_(buffers.send_region),
+      recv_region_(buffers.recv_region),
       reduction_(reduction),
       tags_(tags),
-      name_(std::move(name)),
+      name_(name),
       started_(std::chrono::steady_clock::now()),
-      remaining_(new uint32_t[schedule_->steps.size()]),
-      operations_(new Operation[schedule_->steps.size()]),
-      ready_(schedule_->first),
+      remaining_(schedule_->steps.size(), pool_.get()),
+      operations_(schedule_->steps.size(), pool_.get()),
+      ready_(schedule_->first.begin(), schedule_->first.end(), pool_.get()),
       left_(schedule_->steps.size()) {
   for (size_t i = 0; i < schedule_->steps.size(); ++i)
     remaining_[i] = schedule_->steps[i].predecessors;
@@ -61,7 +95,7 @@ std::string Run::waits() const {
     named[static_cast<size_t>(step.peer)] = true;
     ranks += (ranks.empty() ? "rank " : ", ") + std::to_string(step.peer);
   }
-  return ranks.empty() ? name_ : name_ + " waits for " + ranks;
+  return ranks.empty() ? name_ : std::string(name_) + " waits for " + ranks;
 }
 
 Executor::Executor(std::unique_ptr<Transport> transport) : transport_(std::move(transport)) {}
@@ -69,6 +103,13 @@ Executor::Executor(std::unique_ptr<Transport> transport) : transport_(std::move(
 Executor::~Executor() {
   transport_.reset();
   for (const Block& block : blocks_) std::free(block.memory);
+}
+
+std::shared_ptr<Run> Executor::make_run(std::shared_ptr<const Schedule> schedule,
+                                        const Buffers& buffers, const Reduction& reduction,
+                                        TagSpace tags, const char* name) const {
+  return std::allocate_shared<Run>(PoolAllocator<Run>(pool_), pool_, std::move(schedule), buffers,
+                                   reduction, tags, name);
 }
 
 void* Executor::take_scratch(size_t* bytes) {
@@ -102,7 +143,7 @@ void Executor::start(const std::shared_ptr<Run>& run) {
     run->scratch_ = take_scratch(&run->scratch_bytes_);
     if (run->scratch_ == nullptr) {
       run->status_ = error(SCAPE_ERR_MEMORY, "%s: %zu bytes of staging memory cannot be had",
-                           run->name_.c_str(), run->scratch_bytes_);
+                           run->name_, run->scratch_bytes_);
       trouble_ = run->status_;
       run->done_.store(true, std::memory_order_release);
       return;
@@ -130,9 +171,11 @@ void Executor::run_ready(Run* run) {
     operation->index = id;
     ++run->flying_;
     if (step.kind == StepKind::kSend) {
+      operation->region = run->region_of(step.from.space);
       transport_->send(step.peer, run->tags_.tag(schedule.rank, step.message),
                        run->memory_.read(step.from), step.amount, operation);
     } else {
+      operation->region = run->region_of(step.to.space);
       transport_->recv(step.peer, run->tags_.tag(step.peer, step.message),
                        run->memory_.write(step.to), step.amount, operation);
     }
@@ -180,16 +223,16 @@ void Executor::handle(Operation* operation) {
     trouble_ = error(
         SCAPE_ERR_MISMATCH,
         "%s: rank %d expected %zu bytes from rank %d, which sent %zu; let both give one count",
-        run->name_.c_str(), run->schedule_->rank, step.amount, step.peer, operation->received);
+        run->name_, run->schedule_->rank, step.amount, step.peer, operation->received);
   } else if (operation->outcome == Outcome::kTruncated) {
     trouble_ = error(
         SCAPE_ERR_MISMATCH,
         "%s: rank %d expected %zu bytes from rank %d, which sent more; let both give one count",
-        run->name_.c_str(), run->schedule_->rank, step.amount, step.peer);
+        run->name_, run->schedule_->rank, step.amount, step.peer);
   } else {
     trouble_ = error(SCAPE_ERR_REMOTE,
                      "%s: the transport could not %s rank %d; see whether it is alive and %s",
-                     run->name_.c_str(), received ? "receive from" : "send to", step.peer,
+                     run->name_, received ? "receive from" : "send to", step.peer,
                      transport_->name() == "ucx"
                          ? "UCX reaches it: UCX_NET_DEVICES names the interfaces, TCP goes over "
                            "IPv4 only in version 1.13 (SCAPE_TRANSPORT=ofi takes IPv6), "

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <memory_resource>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -28,19 +30,41 @@ struct TagSpace {
   uint64_t tag(int sender, uint32_t message) const;
 };
 
+// Memory that runs give back when they end, so that calls which repeat themselves allocate nothing.
+// Any thread may drop the last reference to a run.
+class RunPool final : public std::pmr::memory_resource {
+ private:
+  void* do_allocate(size_t bytes, size_t alignment) override;
+  void do_deallocate(void* block, size_t bytes, size_t alignment) override;
+  bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
+
+  std::mutex mutex_;
+  std::pmr::unsynchronized_pool_resource blocks_{
+      {.max_blocks_per_chunk = 16, .largest_required_pool_block = size_t{1} << 20}};
+};
+
+// The caller's two spaces, what the transport's register_memory() said of them, and the memory that
+// ranks of the host share. Null: nothing.
+struct Buffers {
+  const void* send = nullptr;
+  void* recv = nullptr;
+  void* send_region = nullptr;
+  void* recv_region = nullptr;
+  void* shared = nullptr;
+};
+
 // One schedule under way. done() and status() may be read by any thread, all else is the
 // executor's.
 class Run final : public Work {
  public:
-  // memory.scratch is the executor's to fill in.
-  Run(std::shared_ptr<const Schedule> schedule, const Memory& memory, Reduction reduction,
-      TagSpace tags, std::string name);
+  Run(std::shared_ptr<RunPool> pool, std::shared_ptr<const Schedule> schedule,
+      const Buffers& buffers, Reduction reduction, TagSpace tags, const char* name);
   ~Run() override;
 
   bool done() const override { return done_.load(std::memory_order_acquire); }
   Status status() const override { return done() ? status_ : Status::Ok(); }
 
-  const std::string& name() const { return name_; }
+  const char* name() const { return name_; }
   std::chrono::steady_clock::time_point started() const { return started_; }
 
  private:
@@ -48,15 +72,22 @@ class Run final : public Work {
   bool waits_for(int peer) const;
   std::string waits() const;
 
+  void* region_of(Space space) const {
+    return space == Space::kSend ? send_region_ : space == Space::kRecv ? recv_region_ : nullptr;
+  }
+
+  const std::shared_ptr<RunPool> pool_;
   const std::shared_ptr<const Schedule> schedule_;
   Memory memory_;
+  void* const send_region_;
+  void* const recv_region_;
   const Reduction reduction_;
   const TagSpace tags_;
-  const std::string name_;
+  const char* const name_;
   const std::chrono::steady_clock::time_point started_;
-  std::unique_ptr<uint32_t[]> remaining_;    // predecessors left, per step
-  std::unique_ptr<Operation[]> operations_;  // per step
-  std::vector<uint32_t> ready_;
+  std::pmr::vector<uint32_t> remaining_;    // predecessors left, per step
+  std::pmr::vector<Operation> operations_;  // per step
+  std::pmr::vector<uint32_t> ready_;
   size_t next_ready_ = 0;
   size_t left_;        // steps
   size_t flying_ = 0;  // operations that the transport holds
@@ -75,6 +106,11 @@ class Executor {
   ~Executor();
 
   Transport* transport() const { return transport_.get(); }
+  RunPool* pool() const { return pool_.get(); }
+
+  // `name` is of the call, for messages, and lives as long as the program.
+  std::shared_ptr<Run> make_run(std::shared_ptr<const Schedule> schedule, const Buffers& buffers,
+                                const Reduction& reduction, TagSpace tags, const char* name) const;
 
   // Posts what can be posted at once; the run may be over when it returns.
   void start(const std::shared_ptr<Run>& run);
@@ -103,6 +139,7 @@ class Executor {
   void* take_scratch(size_t* bytes);
   void give_scratch(void* block, size_t bytes);
 
+  const std::shared_ptr<RunPool> pool_ = std::make_shared<RunPool>();
   // Before the transport: its end may still touch operations.
   std::vector<std::shared_ptr<Run>> active_;
   std::vector<std::shared_ptr<Run>>

@@ -11,11 +11,12 @@ void run_local(const Schedule& schedule, const Step& step, const Memory& memory,
                const Reduction& reduction) {
   switch (step.kind) {
     case StepKind::kReduce: {
-      // Few ranks need no allocation.
-      const void* few[16];
+      // Not very many ranks need no allocation.
+      constexpr uint32_t kFew = 128;
+      const void* few[kFew];
       std::vector<const void*> many;
       const void** in = few;
-      if (step.sources > 16) {
+      if (step.sources > kFew) {
         many.resize(step.sources);
         in = many.data();
       }

@@ -292,11 +292,12 @@ class Planner {
 
   // ---- the others ----
 
-  void reduce_scatter() {
-    const auto slice = [this](int q) {
-      return Range{static_cast<size_t>(q) * shape_.count,
-                   (static_cast<size_t>(q) + 1) * shape_.count};
+  void reduce_scatter(std::span<const size_t> counts) {
+    const std::vector<size_t> begin = begins_of(counts, 1);
+    const auto slice = [&](int q) {
+      return Range{begin[static_cast<size_t>(q)], begin[static_cast<size_t>(q) + 1]};
     };
+    if (size_ == 1) return single();
     reduce_slices(slice, at(Space::kRecv, 0), [](const SliceChunk&) {});
   }
 
@@ -328,8 +329,7 @@ class Planner {
   }
 
   void all_gather(std::span<const size_t> counts) {
-    std::vector<size_t> begin(counts.size() + 1, 0);
-    for (size_t q = 0; q < counts.size(); ++q) begin[q + 1] = begin[q] + counts[q] * result_bytes_;
+    const std::vector<size_t> begin = begins_of(counts, result_bytes_);
     const auto part = [&](int q) {
       return Range{begin[static_cast<size_t>(q)], begin[static_cast<size_t>(q) + 1]};
     };
@@ -424,6 +424,13 @@ class Planner {
  private:
   int next(int distance) const { return (rank_ + distance) % size_; }
   int previous(int distance) const { return (rank_ - distance + size_) % size_; }
+
+  // Where each rank's part begins, and where the last one ends.
+  static std::vector<size_t> begins_of(std::span<const size_t> counts, size_t element) {
+    std::vector<size_t> begin(counts.size() + 1, 0);
+    for (size_t q = 0; q < counts.size(); ++q) begin[q + 1] = begin[q] + counts[q] * element;
+    return begin;
+  }
 
   // To and from a rank of the group that does the call.
   int peer(int q) const { return group_.empty() ? q : group_[static_cast<size_t>(q)]; }
@@ -692,10 +699,9 @@ std::shared_ptr<const Schedule> shared_all_reduce_schedule(const Shape& shape,
   return plan(shape, [&](Planner& planner) { planner.shared(layout); });
 }
 
-std::shared_ptr<const Schedule> reduce_scatter_schedule(const Shape& shape) {
-  return plan(shape, [&](Planner& planner) {
-    shape.size == 1 ? planner.single() : planner.reduce_scatter();
-  });
+std::shared_ptr<const Schedule> reduce_scatter_schedule(const Shape& shape,
+                                                        std::span<const size_t> counts) {
+  return plan(shape, [&](Planner& planner) { planner.reduce_scatter(counts); });
 }
 
 std::shared_ptr<const Schedule> all_gather_schedule(const Shape& shape,

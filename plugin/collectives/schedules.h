@@ -35,8 +35,9 @@ Algorithm choose_all_reduce(int size, size_t count, DataType type, ReduceOp op);
 
 std::shared_ptr<const Schedule> all_reduce_schedule(const Shape& shape,
                                                     Algorithm algorithm = Algorithm::kAuto);
-// shape.count elements for each rank.
-std::shared_ptr<const Schedule> reduce_scatter_schedule(const Shape& shape);
+// counts[r] elements to rank r, shape.count in all; the sending space holds all, in rank order.
+std::shared_ptr<const Schedule> reduce_scatter_schedule(const Shape& shape,
+                                                        std::span<const size_t> counts);
 // counts[r] elements from rank r; the sending space holds this rank's only.
 std::shared_ptr<const Schedule> all_gather_schedule(const Shape& shape,
                                                     std::span<const size_t> counts);

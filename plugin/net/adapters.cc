@@ -12,50 +12,20 @@
 #include "plugin/net/abi/net_v7.h"
 #include "plugin/net/abi/net_v8.h"
 #include "plugin/net/abi/net_v9.h"
+#include "plugin/net/adapters.h"
 #include "plugin/net/engine.h"
 
 namespace {
 
 namespace net = scape::net;
-
-constexpr char kName[] = "scape";
+using net::fit;
+using net::is_negative;
 
 int init_v6(net_logger logger) { return net::init(logger, nullptr); }
 int init_v10(net_logger logger, net_profiler) { return net::init(logger, nullptr); }
 int init_v11(void** context, uint64_t, net_config*, net_logger logger, net_profiler) {
   if (context == nullptr) return NET_INVALID_ARGUMENT;
   return net::init(logger, context);
-}
-
-// Fields that a version does not have are left out.
-template <typename P>
-int get_properties(int device, P* out) {
-  if (out == nullptr) return NET_INVALID_ARGUMENT;
-  net::Properties found{};
-  if (const int result = net::properties(device, &found); result != NET_SUCCESS) return result;
-  *out = {};
-  out->name = const_cast<char*>(found.name);
-  out->pci_path = const_cast<char*>(found.pci_path);
-  out->guid = found.guid;
-  out->pointer_support = NET_POINTER_HOST;
-  out->speed = found.speed_mbps;
-  out->port = found.port;
-  out->latency = found.latency_us;
-  out->max_comms = found.max_comms;
-  out->max_receives = NET_MAX_RECEIVES;
-  if constexpr (requires { out->device_type; }) {
-    out->device_type = NET_DEVICE_HOST;
-    out->device_version = NET_DEVICE_INVALID_VERSION;
-  }
-  if constexpr (requires { out->members; }) {
-    out->members.count = 1;
-    out->members.devices[0] = device;
-    out->max_p2p_bytes = found.max_bytes;
-    out->max_collective_bytes = found.max_bytes;
-  }
-  if constexpr (requires { out->max_multi_request_size; }) out->max_multi_request_size = 1;
-  if constexpr (requires { out->rail_id; }) out->rail_id = out->plane_id = NET_ID_UNDEFINED;
-  return NET_SUCCESS;
 }
 
 int listen_v6(int device, void* handle, void** comm) {
@@ -85,22 +55,11 @@ int accept_v7(void* listen_comm, void** comm, void** device_comm) {
   return net::accept(listen_comm, comm);
 }
 
-// Where sizes are ints, a negative one is refused for what it is, not taken for a huge one.
-template <typename Size>
-bool is_negative(Size size) {
-  if constexpr (std::is_signed_v<Size>) return size < 0;
-  return false;
-}
-
 template <typename Size>
 int register_memory(void* comm, void* data, Size size, int type, void** memory) {
   if (is_negative(size)) return net::refuse("regMr of a negative size");
   return net::register_memory(comm, data, static_cast<size_t>(size), type, memory);
 }
-int register_dmabuf(void*, void*, size_t, int, uint64_t, int, void**) {
-  return net::refuse("regMrDmaBuf");
-}
-
 template <typename Size>
 int isend(void* comm, void* data, Size size, int tag, void* memory, void** request) {
   if (is_negative(size)) return net::refuse("isend of a negative size");
@@ -137,43 +96,20 @@ int iflush(void*, int, void**, int*, void**, void** request) {
 int get_device_memory(void*, void*, void**) { return net::refuse("getDeviceMr"); }
 int receive_consumed(void*, int, void*) { return net::refuse("irecvConsumed"); }
 
-// A device of one is that one; devices are not joined.
-template <typename Members>
-int make_virtual_device(int* device, Members* members) {
-  int count = 0;
-  if (const int result = net::devices(&count); result != NET_SUCCESS) return result;
-  if (device == nullptr || members == nullptr || members->count != 1 || members->devices[0] < 0 ||
-      members->devices[0] >= count) {
-    return net::refuse("makeVDevice of other than one device there is");
-  }
-  *device = members->devices[0];
-  return NET_SUCCESS;
-}
-
 int set_attributes(void*, net_attributes*) { return NET_SUCCESS; }
-
-// Gives a slot the one candidate of its signature.
-template <typename Slot, typename... Candidates>
-constexpr void fit(Slot& slot, Candidates... candidates) {
-  static_assert((std::is_same_v<Slot, Candidates> + ...) == 1);
-  const auto take = [&](auto candidate) {
-    if constexpr (std::is_same_v<Slot, decltype(candidate)>) slot = candidate;
-  };
-  (take(candidates), ...);
-}
 
 template <typename Table, typename P>
 constexpr Table make_table() {
   Table table{};
-  table.name = kName;
+  table.name = net::kPluginName;
   fit(table.init, init_v6, init_v10, init_v11);
   table.devices = net::devices;
-  table.get_properties = get_properties<P>;
+  table.get_properties = net::get_properties<P>;
   fit(table.listen, listen_v6, net::listen);
   fit(table.connect, connect_v6, connect_v7, connect_v10, connect_v11);
   fit(table.accept, net::accept, accept_v7);
   fit(table.register_memory, register_memory<int>, register_memory<size_t>);
-  table.register_dmabuf = register_dmabuf;
+  table.register_dmabuf = net::register_dmabuf;
   table.deregister_memory = net::deregister_memory;
   fit(table.isend, isend<int>, isend<size_t>, isend_v10);
   fit(table.irecv, irecv_v6, irecv_v9, irecv_v10);
@@ -187,8 +123,8 @@ constexpr Table make_table() {
     table.receive_consumed = receive_consumed;
   }
   if constexpr (requires { table.make_virtual_device; }) {
-    fit(table.make_virtual_device, make_virtual_device<net_members_4>,
-        make_virtual_device<net_members_8>);
+    fit(table.make_virtual_device, net::make_virtual_device<net_members_4>,
+        net::make_virtual_device<net_members_8>);
   }
   if constexpr (requires { table.finalize; }) {
     table.finalize = net::finalize;

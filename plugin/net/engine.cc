@@ -1,11 +1,7 @@
 #include "plugin/net/engine.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <exception>
 #include <list>
 #include <map>
 #include <memory>
@@ -13,10 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/exit_guard.h"
 #include "base/settings.h"
+#include "plugin/net/call.h"
 #include "plugin/net/connection.h"
-#include "plugin/net/device.h"
 #include "plugin/net/handshake.h"
 #include "plugin/net/nccl_log.h"
 
@@ -99,16 +94,8 @@ class Listener {
     auto listener = std::make_unique<Listener>();
     listener->context_ = std::move(context);
     listener->device_ = device;
-    SCAPE_RETURN_IF_ERROR(plugin::choose_addresses(
-        settings().socket_ifname, settings().socket_family, &listener->addresses_));
-    SCAPE_RETURN_IF_ERROR(
-        plugin::listen_on(listener->addresses_, &listener->socket_, &invitation->endpoint.port));
-    invitation->endpoint.addresses = listener->addresses_;
-    invitation->library = devices->library;
-    if (::getrandom(&invitation->cookie, sizeof invitation->cookie, 0) !=
-        static_cast<ssize_t>(sizeof invitation->cookie)) {
-      return error(SCAPE_ERR_SYSTEM, "getrandom failed: %s", std::strerror(errno));
-    }
+    SCAPE_RETURN_IF_ERROR(open_door(devices->library, &listener->socket_, invitation));
+    listener->addresses_ = invitation->endpoint.addresses;
     listener->invitation_ = *invitation;
     *out = std::move(listener);
     return Status::Ok();
@@ -150,33 +137,6 @@ class Listener {
   Invitation invitation_;
   std::list<Greeting> greetings_;
 };
-
-Status null_argument(const char* call, const char* name) {
-  return error(SCAPE_ERR_ARGUMENT, "%s: %s is null", call, name);
-}
-
-// Runs one call: no exception leaves it, a failure is said, and while the process exits the network
-// libraries are left alone. `said`: the failure has been logged by who met it first.
-template <typename Body>
-int guarded(bool said, Body&& body) {
-  try {
-    const ExitGuard guard;
-    if (ExitGuard::exiting()) return NET_SYSTEM_ERROR;
-    const Status status = body();
-    if (!status.ok() && !said) NET_WARN("%s", status.message().c_str());
-    return result_of(status);
-  } catch (const std::exception& failure) {
-    NET_WARN("%s", failure.what());
-    return NET_SYSTEM_ERROR;
-  }
-}
-
-Status check_device(int device, const Devices** out) {
-  SCAPE_RETURN_IF_ERROR(find_devices(out));
-  const int count = static_cast<int>((*out)->list.size());
-  if (device >= 0 && device < count) return Status::Ok();
-  return error(SCAPE_ERR_ARGUMENT, "device %d is none of the %d there are", device, count);
-}
 
 uint64_t dial_in(const void* handle) {
   uint64_t number = 0;
@@ -327,15 +287,7 @@ int register_memory(void* comm, void* data, size_t bytes, int type, void** memor
     if (comm == nullptr) return null_argument("regMr", "comm");
     if (memory == nullptr) return null_argument("regMr", "mhandle");
     *memory = nullptr;
-    if (type != NET_POINTER_HOST) {
-      return error(SCAPE_ERR_USAGE,
-                   "regMr: memory of type 0x%x cannot be registered, only the "
-                   "host's (0x%x), as the properties say",
-                   type, NET_POINTER_HOST);
-    }
-    if (data == nullptr || bytes == 0) {
-      return error(SCAPE_ERR_ARGUMENT, "regMr: %zu bytes at %p are no memory", bytes, data);
-    }
+    SCAPE_RETURN_IF_ERROR(check_memory(data, bytes, type));
     Registration* registration = nullptr;
     SCAPE_RETURN_IF_ERROR(
         static_cast<Connection*>(comm)->register_memory(data, bytes, &registration));

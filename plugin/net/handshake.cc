@@ -9,6 +9,8 @@
 #include <mutex>
 #include <utility>
 
+#include "base/settings.h"
+#include "plugin/transport/bootstrap.h"
 #include "plugin/transport/wire.h"
 
 namespace scape::net {
@@ -65,6 +67,14 @@ Status Invitation::read(const void* handle, Invitation* out) {
                "the handle to connect to is not one of this plugin's (it begins 0x%08x); use the "
                "same NCCL_NET_PLUGIN, and one build of scape, everywhere",
                magic);
+}
+
+Status open_door(const std::string& library, plugin::Socket* socket, Invitation* out) {
+  SCAPE_RETURN_IF_ERROR(plugin::choose_addresses(settings().socket_ifname, settings().socket_family,
+                                                 &out->endpoint.addresses));
+  SCAPE_RETURN_IF_ERROR(plugin::listen_on(out->endpoint.addresses, socket, &out->endpoint.port));
+  out->library = library;
+  return plugin::random_cookie(&out->cookie);
 }
 
 void Frames::put(const std::vector<std::byte>& message) {

@@ -29,6 +29,9 @@ struct Invitation {
   static Status read(const void* handle, Invitation* out);
 };
 
+// Listens for whoever will be invited, at the addresses that the settings choose.
+Status open_door(const std::string& library, plugin::Socket* socket, Invitation* out);
+
 // Messages with their length before them, over a TCP connection that never blocks.
 class Frames {
  public:

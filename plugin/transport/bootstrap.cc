@@ -246,17 +246,24 @@ Status await_nod(const Socket& socket, Deadline deadline) {
   return error(SCAPE_ERR_REMOTE, "bootstrap: what answers is not scape");
 }
 
-void serve_meeting(const Socket& listener, const std::vector<Address>& addresses, uint64_t cookie,
-                   double first_wait_s, double rest_wait_s, int stop) {
-  struct Rank {
-    Socket socket;
-    Attendance attendance;
-  };
+namespace {
+
+struct Rank {
+  Socket socket;  // none where it is the caller
+  Attendance attendance;
+};
+
+// Until all ranks have the list, or the reason why there will be none, which is returned.
+// `present`: those who are there at the start, and at the end all in rank order. Nobody may come at
+// all, which is no failure.
+Status gather(const Socket& listener, const std::vector<Address>& addresses, uint64_t cookie,
+              double first_wait_s, double rest_wait_s, int stop, std::vector<Rank>* all) {
   Doorman doorman(listener, addresses, cookie);
-  std::vector<Rank> present;
+  std::vector<Rank>& present = *all;
   Status failure;
   Deadline deadline = seconds_from_now(first_wait_s);
   const auto tell = [](const Socket& socket, const std::vector<std::byte>& reply) {
+    if (!socket.valid()) return;
     if (const Status status =
             send_all(socket, reply.data(), reply.size(), seconds_from_now(kReplySeconds));
         !status.ok()) {
@@ -267,16 +274,18 @@ void serve_meeting(const Socket& listener, const std::vector<Address>& addresses
     if (!present.empty() && present.size() == static_cast<size_t>(present.front().attendance.size))
       break;
     std::vector<int> watched;
-    for (const Rank& rank : present) watched.push_back(rank.socket.fd());
+    for (const Rank& rank : present) {
+      if (rank.socket.valid()) watched.push_back(rank.socket.fd());
+    }
     if (stop >= 0) watched.push_back(stop);
     std::vector<Guest> guests;
     doorman.wait(deadline, watched, &guests);
     if (stop >= 0) {
       pollfd entry{stop, POLLIN, 0};
-      if (::poll(&entry, 1, 0) > 0) return;
+      if (::poll(&entry, 1, 0) > 0) return Status::Ok();
     }
     for (const Rank& rank : present) {
-      if (has_gone(rank.socket)) {
+      if (rank.socket.valid() && has_gone(rank.socket)) {
         failure = error(SCAPE_ERR_REMOTE,
                         "rank %d went away during the creation; look at its own message",
                         rank.attendance.rank);
@@ -298,7 +307,7 @@ void serve_meeting(const Socket& listener, const std::vector<Address>& addresses
       present.push_back(std::move(rank));
     }
     if (failure.ok() && guests.empty() && Clock::now() >= deadline) {
-      if (present.empty()) return;  // nobody to tell
+      if (present.empty()) return Status::Ok();  // nobody to tell
       std::vector<int> missing;
       for (int r = 0; r < present.front().attendance.size; ++r) {
         if (std::none_of(present.begin(), present.end(),
@@ -329,7 +338,7 @@ void serve_meeting(const Socket& listener, const std::vector<Address>& addresses
         present.push_back({std::move(guest.socket), {}});
       }
     }
-    return;
+    return failure;
   }
   std::sort(present.begin(), present.end(),
             [](const Rank& a, const Rank& b) { return a.attendance.rank < b.attendance.rank; });
@@ -340,9 +349,38 @@ void serve_meeting(const Socket& listener, const std::vector<Address>& addresses
   }
   const std::vector<std::byte> reply = encode_reply(Status::Ok(), list.bytes());
   for (const Rank& rank : present) tell(rank.socket, reply);
+  return Status::Ok();
 }
 
-Status attend_meeting(const Endpoint& root, uint64_t cookie, const Attendance& mine,
+}  // namespace
+
+void serve_meeting(const Socket& listener, const std::vector<Address>& addresses, uint64_t cookie,
+                   double first_wait_s, double rest_wait_s, int stop) {
+  std::vector<Rank> present;
+  if (const Status status =
+          gather(listener, addresses, cookie, first_wait_s, rest_wait_s, stop, &present);
+      !status.ok()) {
+    SCAPE_DEBUG("bootstrap: no meeting: %s", status.message().c_str());
+  }
+}
+
+Status hold_meeting(const Socket& listener, const std::vector<Address>& addresses, uint64_t cookie,
+                    const Attendance& mine, double timeout_s, std::vector<Member>* members) {
+  fault_point(Fault::kMeeting);
+  std::vector<Rank> present;
+  present.push_back({Socket(), mine});
+  if (const Status status = gather(listener, addresses, cookie, timeout_s, timeout_s, -1, &present);
+      !status.ok()) {
+    return error(status.code(), "bootstrap: %s", status.message().c_str());
+  }
+  members->clear();
+  for (Rank& rank : present) {
+    members->push_back({std::move(rank.attendance.listener), std::move(rank.attendance.blob)});
+  }
+  return Status::Ok();
+}
+
+Status attend_meeting(const Endpoint& root, uint64_t cookie, bool at_rank_0, const Attendance& mine,
                       double timeout_s, std::vector<Member>* members) {
   WireWriter body;
   body.put(static_cast<int32_t>(mine.rank));
@@ -357,13 +395,28 @@ Status attend_meeting(const Endpoint& root, uint64_t cookie, const Attendance& m
   if (const Status status = introduce(root, cookie, body.bytes(), deadline, &socket, &refused);
       !status.ok()) {
     if (!refused) return status;
+    if (at_rank_0) {
+      return error(
+          SCAPE_ERR_REMOTE,
+          "bootstrap: rank 0 does not listen at %s any more: it has given up or ended; see "
+          "its own message",
+          root.text().c_str());
+    }
     return error(SCAPE_ERR_SYSTEM,
                  "bootstrap: nothing listens at %s: the unique id was used before, or the process "
                  "that made it has "
                  "ended; make a new id for each communicator",
                  root.text().c_str());
   }
-  Status status = await_nod(socket, std::min(deadline, seconds_from_now(kHelloSeconds)));
+  // A rank nods when it comes to the meeting itself.
+  Status status =
+      await_nod(socket, at_rank_0 ? deadline : std::min(deadline, seconds_from_now(kHelloSeconds)));
+  if (at_rank_0 && !status.ok()) {
+    return error(SCAPE_ERR_REMOTE,
+                 "bootstrap: rank 0, which listens at %s, did not come within %g s "
+                 "(SCAPE_BOOTSTRAP_TIMEOUT) or has ended; see its own message",
+                 root.text().c_str(), timeout_s);
+  }
   if (!status.ok()) {
     return error(SCAPE_ERR_SYSTEM,
                  "bootstrap: what listens at %s does not answer to this unique id: it was used "

@@ -98,8 +98,12 @@ Status await_nod(const Socket& socket, Deadline deadline);
 void serve_meeting(const Socket& listener, const std::vector<Address>& addresses, uint64_t cookie,
                    double first_wait_s, double rest_wait_s, int stop);
 
-// Attends a meeting. *members is in rank order.
-Status attend_meeting(const Endpoint& root, uint64_t cookie, const Attendance& mine,
+// The same, and attends it too, for a rank 0 that is the root itself. *members is in rank order.
+Status hold_meeting(const Socket& listener, const std::vector<Address>& addresses, uint64_t cookie,
+                    const Attendance& mine, double timeout_s, std::vector<Member>* members);
+
+// Attends a meeting. `at_rank_0`: that rank holds it, and may come late. *members is in rank order.
+Status attend_meeting(const Endpoint& root, uint64_t cookie, bool at_rank_0, const Attendance& mine,
                       double timeout_s, std::vector<Member>* members);
 
 // Opens a root in this process: a listener, and a thread that serves one meeting and ends.

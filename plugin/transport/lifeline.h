@@ -67,7 +67,6 @@ class Lifeline {
 
   // Where this rank listens, and everyone: for meetings after a failure.
   const Socket& listener() const { return listener_; }
-  const std::vector<Address>& addresses() const { return addresses_; }
   const std::vector<Endpoint>& members() const { return members_; }
   uint64_t cookie() const { return cookie_; }
 

@@ -1,4 +1,4 @@
-// What a rank hears from whatever listens where its unique id says the root is.
+// What a rank hears from whatever listens where the root, or rank 0, is said to be.
 #include <poll.h>
 
 #include <thread>
@@ -11,7 +11,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const auto* const door = new fuzz::Door;
   fuzz::Input input(data, size);
   plugin::Attendance mine;
-  mine.size = 1 + input.number<uint8_t>() % 8;
+  const auto first = input.number<uint8_t>();
+  mine.size = 1 + first % 8;
+  const bool at_rank_0 = (first & 0x80) != 0;
   mine.transport = "ucx";
   mine.purpose = "create";
   plugin::Socket root;
@@ -23,7 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
   });
   std::vector<plugin::Member> members;
-  const Status status = plugin::attend_meeting(door->endpoint, 1, mine, 5, &members);
+  const Status status = plugin::attend_meeting(door->endpoint, 1, at_rank_0, mine, 5, &members);
   listening.join();
   fuzz::require(status.ok() ? members.size() == static_cast<size_t>(mine.size)
                             : status.code() != SCAPE_OK && !status.message().empty(),

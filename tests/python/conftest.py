@@ -1,6 +1,7 @@
 """Where the package and the library under test are, and how to start ranks."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -47,6 +48,18 @@ def clean_environment():
     return environment
 
 
+def free_port():
+    """A port that nothing listens at, of those that the system gives to no connection by itself."""
+    for port in random.sample(range(12000, 32000), 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
+    raise RuntimeError("no free port between 12000 and 32000")
+
+
 def run_ranks(script, size, *arguments, preload=None, environment=None, timeout=280):
     """Starts `size` ranks of a script of this folder, as torchrun would.
 
@@ -56,10 +69,7 @@ def run_ranks(script, size, *arguments, preload=None, environment=None, timeout=
     base = clean_environment()
     if preload:
         base.update(LD_PRELOAD=preload, SCAPE_MODE="host")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    base.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(size))
+    base.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(size))
     base.update(environment or {})
     ranks = [
         subprocess.Popen(

@@ -11,7 +11,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,35 +20,31 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "plugin/net/abi/net_api.h"
+#include "tests/functional/net/coll_scenarios.h"
+#include "tests/functional/net/harness.h"
 
-enum { MAX_RANKS = 8, MAX_LINKS = 8, MAX_BARRIERS = 4096 };
+struct shared* shared;
+const char* library;
+int rank, ranks = 2, count = 100, links = 1;
+size_t largest = 64 << 20;
+unsigned seed = 1;
+struct api api;
+atomic_int warnings;
+char last_warning[1024];
 
-/* What the processes share. */
-struct shared {
-  atomic_int arrived[MAX_BARRIERS];
-  unsigned char handles[MAX_RANKS][MAX_RANKS][MAX_LINKS][NET_HANDLE_BYTES];
-};
-
-static struct shared* shared;
-static const char* library;
-static int rank, ranks = 2, count = 100, links = 1, expected_warnings = -1;
-static size_t largest = 64 << 20;
-static unsigned seed = 1;
+static int expected_warnings = -1;
 static int barriers_passed;
-static struct api api;
-static atomic_int warnings;
-static char last_warning[1024], last_counters[1024];
+static char last_counters[1024];
 
-static double now(void) {
+double now(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void quit(int line, const char* format, ...) {
+void quit(const char* file, int line, const char* format, ...) {
   va_list args;
-  fprintf(stderr, "net_harness.c:%d: rank %d, version %d: ", line, rank, api.version);
+  fprintf(stderr, "%s:%d: rank %d, version %d: ", file, line, rank, api.version);
   va_start(args, format);
   vfprintf(stderr, format, args);
   va_end(args);
@@ -57,18 +52,7 @@ static void quit(int line, const char* format, ...) {
   _exit(1);
 }
 
-#define CHECK(condition, ...)                      \
-  do {                                             \
-    if (!(condition)) quit(__LINE__, __VA_ARGS__); \
-  } while (0)
-#define OK(call)                                                                  \
-  do {                                                                            \
-    const int result_ = (call);                                                   \
-    CHECK(result_ == NET_SUCCESS, #call " gives %d (%s)", result_, last_warning); \
-  } while (0)
-
-static void logger(int level, unsigned long flags, const char* file, int line, const char* format,
-                   ...) {
+void logger(int level, unsigned long flags, const char* file, int line, const char* format, ...) {
   char text[1024];
   va_list args;
   (void)flags;
@@ -85,18 +69,18 @@ static void logger(int level, unsigned long flags, const char* file, int line, c
   }
 }
 
-static unsigned next_random(unsigned* state) {
+unsigned next_random(unsigned* state) {
   *state = *state * 1664525u + 1013904223u;
   return *state >> 8;
 }
 
-static void barrier(void) {
+void barrier(void) {
   atomic_int* const here = &shared->arrived[barriers_passed++ % MAX_BARRIERS];
   atomic_fetch_add(here, 1);
   while (atomic_load(here) < ranks) sched_yield();
 }
 
-static void load(int version) {
+void load(int version) {
   const char* const reason = api_load(&api, library);
   CHECK(reason == NULL, "%s", reason);
   CHECK(api_choose(&api, version) == 0, "%s has no table of version %d", library, version);
@@ -107,7 +91,7 @@ static void load(int version) {
   CHECK(devices >= 1, "%d devices", devices);
 }
 
-static void unload(void) {
+void unload(void) {
   OK(api_finalize(&api));
   api_close(&api);
 }
@@ -524,7 +508,7 @@ static void one_message(void* send, void* receive, unsigned char* data, size_t s
   free(got);
 }
 
-static int entries_of(const char* folder) {
+int entries_of(const char* folder) {
   DIR* const directory = opendir(folder);
   int entries = 0;
   while (readdir(directory) != NULL) ++entries;
@@ -743,13 +727,6 @@ static void scenario_wrong(void) {
   size_t room = sizeof data;
   void* into[9] = {data, data, data, data, data, data, data, data, data};
   int tags[9] = {0}, done = 0;
-#define REFUSED(call)                                                        \
-  do {                                                                       \
-    const int before_ = atomic_load(&warnings);                              \
-    const int result_ = (call);                                              \
-    CHECK(result_ != NET_SUCCESS, #call " is not refused");                  \
-    CHECK(atomic_load(&warnings) == before_ + 1, #call " is not explained"); \
-  } while (0)
   REFUSED(api_properties(&api, -1, &p));
   REFUSED(api_properties(&api, 1000, &p));
   REFUSED(api_listen(&api, 1000, handle, &listen_comm));
@@ -936,14 +913,6 @@ static void scenario_hidden(void) {
 
 /* --- running ---------------------------------------------------------------------------------- */
 
-struct scenario {
-  const char* name;
-  void (*run)(void);
-  int ranks;  /* 0: as asked for */
-  int loads;  /* by itself */
-  int killed; /* the rank that does not end well, or -1 */
-};
-
 static const struct scenario kScenarios[] = {
     {"messages", scenario_messages, 0, 0, -1},
     {"sizes", scenario_sizes, 0, 0, -1},
@@ -960,6 +929,7 @@ static const struct scenario kScenarios[] = {
     {"mismatch", scenario_mismatch, 2, 1, -1},
     {"threads", scenario_threads, 1, 0, -1},
     {"hidden", scenario_hidden, 1, 1, -1},
+    COLL_SCENARIOS,
 };
 
 static int value_of(const char* argument, const char* name, const char** value) {

@@ -139,6 +139,10 @@ class LocalCommunicator final : public Communicator {
                         WorkPtr*) override {
     return not_here();
   }
+  Status reduce_scatter_v(const void*, void*, std::span<const size_t>, DataType, Reduction,
+                          const CallTag&, WorkPtr*) override {
+    return not_here();
+  }
   Status all_to_all(const void*, void*, size_t, DataType, const CallTag&, WorkPtr*) override {
     return not_here();
   }
@@ -171,6 +175,9 @@ class LocalCommunicator final : public Communicator {
   }
   Status send(const void*, size_t, DataType, int, WorkPtr*) override { return not_here(); }
   Status recv(void*, size_t, DataType, int, WorkPtr*) override { return not_here(); }
+
+  Status register_memory(void*, size_t, void**) override { return not_here(); }
+  void deregister_memory(void*) override {}
 
   bool progress() override { return false; }
   void wait_event(int) override { std::this_thread::yield(); }

@@ -87,6 +87,23 @@ TEST_P(Communicators, EveryCollectiveMovesEverythingToItsPlace) {
             for (size_t i = 0; i < counts[static_cast<size_t>(r)]; ++i)
               SCAPE_RANK_EXPECT(parts[at++] == value(r, i));
           }
+          out.assign(counts[me], -1);
+          SCAPE_RANK_OK(
+              finish(*c, c->reduce_scatter_v(whole.data(), out.data(), counts, type, {}, {}, &work),
+                     work));
+          const size_t before = std::accumulate(counts.begin(), counts.begin() + rank, size_t{0});
+          for (size_t i = 0; i < counts[me]; ++i) {
+            int64_t sum = 0;
+            for (int r = 0; r < size; ++r) sum += value(r, before + i);
+            SCAPE_RANK_EXPECT(out[i] == sum);
+          }
+          both = whole;
+          SCAPE_RANK_OK(finish(
+              *c,
+              c->reduce_scatter_v(both.data(), both.data() + before, counts, type, {}, {}, &work),
+              work));
+          SCAPE_RANK_EXPECT(std::equal(out.begin(), out.end(),
+                                       both.begin() + static_cast<std::ptrdiff_t>(before)));
           SCAPE_RANK_OK(
               finish(*c, c->all_to_all(whole.data(), wide.data(), count, type, {}, &work), work));
           for (int r = 0; r < size; ++r) {

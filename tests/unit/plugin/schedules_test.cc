@@ -121,12 +121,14 @@ TEST_P(Schedules, OthersPutEverythingInItsPlace) {
     if (count > kLong && ranks > 2) continue;
     const Buffers whole = inputs_of(ranks, count * all), own = inputs_of(ranks, count);
     // reduce-scatter
+    const std::vector<size_t> equal(all, count);
     Buffers out(all, std::vector<int64_t>(count, -1));
-    ASSERT_TRUE(run(
-                    ranks,
-                    [&](int r) { return reduce_scatter_schedule(shape_of(r, ranks, count)); },
-                    whole, &out)
-                    .ok());
+    ASSERT_TRUE(
+        run(
+            ranks,
+            [&](int r) { return reduce_scatter_schedule(shape_of(r, ranks, count * all), equal); },
+            whole, &out)
+            .ok());
     for (size_t r = 0; r < all; ++r) {
       for (size_t i = 0; i < count; ++i) {
         int64_t sum = 0;
@@ -136,7 +138,6 @@ TEST_P(Schedules, OthersPutEverythingInItsPlace) {
     }
     // all-gather
     out.assign(all, std::vector<int64_t>(count * all, -1));
-    const std::vector<size_t> equal(all, count);
     ASSERT_TRUE(run(
                     ranks,
                     [&](int r) { return all_gather_schedule(shape_of(r, ranks, count), equal); },
@@ -161,6 +162,21 @@ TEST_P(Schedules, OthersPutEverythingInItsPlace) {
       size_t at = 0;
       for (size_t r = 0; r < all; ++r) {
         for (size_t i = 0; i < counts[r]; ++i) ASSERT_EQ(output[at++], own[r][i]);
+      }
+    }
+    // reduce-scatter of unequal parts
+    for (size_t r = 0; r < all; ++r) out[r].assign(counts[r], -1);
+    ASSERT_TRUE(
+        run(
+            ranks,
+            [&](int r) { return reduce_scatter_schedule(shape_of(r, ranks, total), counts); },
+            whole, &out)
+            .ok());
+    for (size_t r = 0, at = 0; r < all; ++r) {
+      for (size_t i = 0; i < counts[r]; ++i, ++at) {
+        int64_t sum = 0;
+        for (const auto& input : whole) sum += input[at];
+        ASSERT_EQ(out[r][i], sum);
       }
     }
     // all-to-all, in and out of place
