@@ -159,8 +159,14 @@ Status Lifeline::await_links(Doorman* doorman, std::set<int>* awaited, Deadline 
     accept_guests(doorman, std::min(deadline, look), awaited);
     for (Link& link : links_) read_link(&link);
     if (failed()) return failure_;
+    // Who went after its link was made is the first call's affair: the creation needs it no more.
     for (const auto& [rank, gone] : gone_) {
-      if (gone.orderly) continue;
+      const bool linked =
+          awaited->count(rank) == 0 &&
+          std::none_of(links_.begin(), links_.end(), [rank = rank](const Link& link) {
+            return link.rank == rank && !link.nodded;
+          });
+      if (gone.orderly || linked) continue;
       return error(SCAPE_ERR_REMOTE,
                    "rank %d went away during the creation; look at its own message", rank);
     }
