@@ -59,20 +59,20 @@ void put(std::byte** at, const void* data, size_t bytes) {
   *at += bytes;
 }
 
-template <typename T>
-void put(std::byte** at, const std::vector<T>& values) {
+template <typename T, typename Allocator>
+void put(std::byte** at, const std::vector<T, Allocator>& values) {
   put(at, values.data(), values.size() * sizeof(T));
 }
 
-template <typename T>
-void take(const std::byte** data, uint64_t count, std::vector<T>* values) {
+template <typename T, typename Allocator>
+void take(const std::byte** data, uint64_t count, std::vector<T, Allocator>* values) {
   values->resize(count);
   if (count > 0) std::memcpy(values->data(), *data, count * sizeof(T));
   *data += count * sizeof(T);
 }
 
-template <typename T>
-uint32_t crc_of(uint32_t crc, const std::vector<T>& values) {
+template <typename T, typename Allocator>
+uint32_t crc_of(uint32_t crc, const std::vector<T, Allocator>& values) {
   return crc32(crc, values.data(), values.size() * sizeof(T));
 }
 

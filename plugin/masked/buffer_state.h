@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/big_vector.h"
 #include "base/status.h"
 #include "plugin/communicator.h"
 #include "plugin/masked/decay_table.h"
@@ -21,9 +22,9 @@ struct BufferState {
   bool flag_pending = false;
   uint64_t restamp_at = 0;  // where the sweep over `last` goes on
 
-  std::vector<float> moment;
-  std::vector<uint16_t> last;
-  std::vector<float>
+  BigVector<float> moment;
+  BigVector<uint16_t> last;
+  BigVector<float>
       residual;  // internal; in place: loaded, and not yet added to the caller's buffer
   std::vector<uint64_t> mask;    // of the last call
   std::vector<uint64_t> before;  // hooked role: of the last call that was no skip

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/big_vector.h"
 #include "plugin/masked/agreement.h"
 #include "plugin/masked/masked_buffer.h"
 #include "plugin/masked/refresher.h"
@@ -48,7 +49,7 @@ class MaskRefresh final : public SideJob {
   std::vector<size_t> bits_;
   std::vector<size_t> bytes_;
 
-  std::vector<float> scores_;
+  BigVector<float> scores_;
   std::vector<uint64_t> mask_;
   std::vector<std::byte> sent_;
   std::vector<std::byte> received_;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/big_vector.h"
 #include "base/status.h"
 #include "kernels/kernels.h"
 #include "plugin/communicator.h"
@@ -172,12 +173,12 @@ class MaskedBufferImpl final : public MaskedBuffer {
   float last_rate_ = 0, last_decay_ = 0;  // fused: what the last step was given
   bool step_owed_ = false;                // fused: adams_step() has not been called yet
   const float* error_ = nullptr;          // rounding errors of what was sent
-  std::vector<float> payload_;            // u of the masked elements, and the flag
+  BigVector<float> payload_;              // u of the masked elements, and the flag
   std::vector<std::byte> wire_;           // its encoding
   // The reduced payload: in payload_, or in what ranks of this host share.
   const float* reduced_ = nullptr;
   std::vector<uint16_t> direct_;  // fused, 16-bit elements: what a direct exchange reduces into
-  std::vector<uint16_t> ages_;    // of the masked elements; empty: all 1
+  BigVector<uint16_t> ages_;      // of the masked elements; empty: all 1
   size_t masked_ = 0;             // bits of the mask
 
   mutable std::mutex stats_mutex_;

@@ -278,7 +278,7 @@ class SavedState : public testing::Test {
   static constexpr size_t kCount = 100;
   BufferConfig config_;
   BufferState state_;
-  std::vector<float> residual_;
+  BigVector<float> residual_;
   std::vector<std::byte> saved_;
 };
 
