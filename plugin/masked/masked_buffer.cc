@@ -204,22 +204,17 @@ bool MaskedBufferImpl::advance() {
         if (phase_ == Phase::kIdle) return true;
       }
       if (may_share()) {
-        const Status status = communicator_->share_payload(full_payload_bytes(), &sharing_);
-        if (status.ok()) {
-          phase_ = Phase::kShare;
-        } else {
-          communicator_->abort(status);
-          fail(status);
-        }
-        return true;
+        phase_ = Phase::kShare;
+        fail_unless(communicator_->share_payload(full_payload_bytes(), &sharing_));
+      } else {
+        fail_unless(launch());
       }
-      begin_exchange();
       return true;
     case Phase::kShare:
       if (!sharing_->done()) return false;
       if (Status status = sharing_->status(); status.ok()) {
         shared_ = sharing_->payload();
-        begin_exchange();
+        fail_unless(launch());
       } else {
         fail(status);
       }
@@ -244,11 +239,10 @@ bool MaskedBufferImpl::advance() {
   return false;
 }
 
-void MaskedBufferImpl::begin_exchange() {
-  const Status status = launch();
-  if (status.ok()) return;
-  communicator_->abort(status);
-  fail(status);
+void MaskedBufferImpl::fail_unless(const Status& started) {
+  if (started.ok()) return;
+  communicator_->abort(started);
+  fail(started);
 }
 
 // From what all ranks have alike, once they have agreed on it.

@@ -88,7 +88,8 @@ class MaskedBufferImpl final : public MaskedBuffer {
   bool may_share() const;
   size_t full_payload_bytes() const;
   void take_next_mask();
-  void begin_exchange();
+  // Of what this rank starts in a call: the other ranks hear of a refusal.
+  void fail_unless(const Status& started);
   Status launch();
   void finish_exchange();
   void finish_call();
