@@ -36,7 +36,7 @@ namespace {
 
 // The oldest libfabric that is spoken to; newer ones serve it as well.
 constexpr uint32_t kApi = FI_VERSION(1, 14);
-constexpr int kPortAttempts = 16;
+constexpr int kNameAttempts = 16;
 
 Status ofi_error(const char* what, ssize_t status) {
   return error(SCAPE_ERR_SYSTEM, "ofi: %s failed: %s; FI_LOG_LEVEL=warn tells more", what,
@@ -270,8 +270,8 @@ class OfiTransport final : public Transport {
     close_object(fabric_);
   }
 
-  // `port_taken` tells whether it failed for want of a port.
-  Status init(const TransportOptions& options, bool* port_taken) {
+  // `taken` tells whether it failed since the port or name that it chose has an owner.
+  Status init(const TransportOptions& options, bool* taken) {
     SCAPE_RETURN_IF_ERROR(check_descriptors("ofi", 16));
     SCAPE_RETURN_IF_ERROR(Choice::get(options.device, &choice_));
     fi_info& info = choice_->info();
@@ -313,7 +313,7 @@ class OfiTransport final : public Transport {
       return ofi_error("fi_ep_bind", status);
     }
     if (const int status = fi_enable(endpoint_); status != 0) {
-      *port_taken = status == -FI_EADDRINUSE;
+      *taken = status == -FI_EADDRINUSE || status == -FI_EBUSY;
       return endpoint_error("fi_enable", status);
     }
     registers_ = (info.domain_attr->mr_mode & FI_MR_LOCAL) != 0;
@@ -708,14 +708,15 @@ class OfiTransport final : public Transport {
 
 Status make(const TransportOptions& options, std::unique_ptr<Transport>* out) {
   // In a range of ports (FI_TCP_PORT_LOW_RANGE) libfabric tries one at random, and fails when
-  // another process takes it at the same time. An endpoint that failed so cannot be opened again
-  // (1.17).
+  // another process takes it at the same time. The provider shm names its memory after the process,
+  // and fails when it finds what a killed process of the same number left (it removes that then).
+  // An endpoint that failed so cannot be opened again (1.17).
   Status status;
-  bool port_taken = true;
-  for (int attempt = 0; port_taken && attempt < kPortAttempts; ++attempt) {
-    port_taken = false;
+  bool taken = true;
+  for (int attempt = 0; taken && attempt < kNameAttempts; ++attempt) {
+    taken = false;
     auto transport = std::make_unique<OfiTransport>();
-    status = transport->init(options, &port_taken);
+    status = transport->init(options, &taken);
     if (status.ok()) *out = std::move(transport);
   }
   return status;

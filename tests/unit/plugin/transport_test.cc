@@ -14,6 +14,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -159,6 +161,41 @@ TEST(Transport, DoesWithoutDevShm) {
   });
   ::munmap(board, sizeof *board);
   if (results[0].text == "not permitted") GTEST_SKIP() << "mounting needs privileges";
+  EXPECT_TRUE(all_well(results)) << text_of(results);
+}
+
+// libfabric's shm names its memory in /dev/shm after the process: a later process of the same
+// number meets what a killed one left there.
+TEST(Transport, TakesNoOffenceAtWhatAnEarlierProcessOfItsNumberLeft) {
+  const char* const provider = std::getenv("FI_PROVIDER");
+  if (provider == nullptr || provider != std::string_view("shm")) {
+    GTEST_SKIP() << "of FI_PROVIDER=shm";
+  }
+  const auto results = run_ranks(1, [&](int, int) -> std::string {
+    namespace fs = std::filesystem;
+    const fs::path folder = "/dev/shm";
+    const std::string pid = std::to_string(::getpid());
+    std::unique_ptr<Transport> first, second;
+    SCAPE_RANK_OK(make_transport({.wakeup = false, .ranks = 1}, &first));
+    std::string own;
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      const std::string name = entry.path().filename();
+      if (name.find(pid + ":") != std::string::npos) own = name;
+    }
+    const size_t end = own.rfind(':');  // the number of the endpoint comes last
+    SCAPE_RANK_EXPECT(end != std::string::npos);
+    const int next = std::stoi(own.substr(end + 1)) + 1;
+    std::vector<fs::path> left;
+    for (int i = 0; i < 3; ++i) {
+      left.push_back(folder / (own.substr(0, end + 1) + std::to_string(next + i)));
+      std::ofstream(left.back()) << std::string(4096, '\0');
+    }
+    const Status status = make_transport({.wakeup = false, .ranks = 1}, &second);
+    second.reset();
+    for (const fs::path& path : left) fs::remove(path);
+    SCAPE_RANK_OK(status);
+    return "";
+  });
   EXPECT_TRUE(all_well(results)) << text_of(results);
 }
 
