@@ -61,7 +61,7 @@ def measure_scape(args, transport, sparsity):
                "-n", str(args.iterations), "-w", "2" if sparsity else "1", "-c", "0", "-T", "300"]
     if sparsity:
         command += ["-s", str(sparsity), "--role", "fused", "--residual", "in-place",
-                    "--compute-us", str(args.gap_ms * 1000)]
+                    "--idle-us", str(args.gap_ms * 1000)]
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         on_hosts(args, command + ["-J", file.name],
                  {"SCAPE_TRANSPORT": transport, "SCAPE_MODE": "host"})

@@ -55,53 +55,75 @@ HWY_INLINE size_t roomy_words(const uint64_t* mask, size_t words) {
   return following < kLanes ? 0 : words;
 }
 
-HWY_INLINE float* walk_word(const float* values, uint64_t word, float* payload) {
-  for_each_bit(word, 0, [&](size_t j) { *payload++ = values[j]; });
-  return payload;
+// The ages of kLanes elements whose bits are set, in order, first; writes kLanes of them and
+// returns where the next ones go.
+HWY_INLINE uint16_t* compress_ages(const uint16_t* last, uint64_t bits, uint16_t t,
+                                   uint16_t* ages) {
+  const Words d;
+  const auto age = hn::And(hn::Sub(hn::Set(d, t), widen(last)), hn::Set(d, 0xffffu));
+  narrow(hn::BitCast(d, compress(hn::BitCast(Floats(), age), bits)), ages);
+  return ages + std::popcount(bits);
 }
 
-// Compresses in registers and stores whole vectors: compressing stores to memory are microcoded on
-// some CPUs.
-HWY_INLINE float* compress_word(const float* values, uint64_t word, float* payload) {
-  for (size_t i = 0; i < 64; i += kLanes) {
-    const uint64_t bits = (word >> i) & kLaneBits;
-    const auto v = hn::LoadU(Floats(), values + i);
-    hn::StoreU(compress(v, bits), Floats(), payload);
-    payload += std::popcount(bits);
+// A word's masked elements on their way out: values to `payload`, ages to `ages`.
+struct Packer {
+  float* payload;
+  const uint16_t* last;
+  uint16_t t;
+  uint16_t* ages;
+
+  HWY_INLINE void walk(const float* values, uint64_t word, size_t base) {
+    for_each_bit(word, base, [&](size_t j) {
+      *payload++ = values[j];
+      *ages++ = age_of(last[j], t);
+    });
   }
-  return payload;
-}
 
-HWY_INLINE float* pack_word(const float* values, uint64_t word, float* payload) {
-  if (word != kFullWord) return compress_word(values, word, payload);
-  std::memcpy(payload, values, 64 * sizeof(float));
-  return payload + 64;
-}
+  // Compresses in registers and stores whole vectors: compressing stores to memory are microcoded
+  // on some CPUs.
+  HWY_INLINE void compress_word(const float* values, uint64_t word, size_t base) {
+    for (size_t i = 0; i < 64; i += kLanes) {
+      const uint64_t bits = (word >> i) & kLaneBits;
+      hn::StoreU(compress(hn::LoadU(Floats(), values + base + i), bits), Floats(), payload);
+      payload += std::popcount(bits);
+      ages = compress_ages(last + base + i, bits, t, ages);
+    }
+  }
 
-size_t gather(const float* values, const uint64_t* mask, size_t n, float* payload) {
-  const float* const begin = payload;
+  HWY_INLINE void take(const float* values, uint64_t word, size_t base) {
+    if (word != kFullWord) return compress_word(values, word, base);
+    std::memcpy(payload, values + base, 64 * sizeof(float));
+    payload += 64;
+    for (size_t i = 0; i < 64; ++i) *ages++ = age_of(last[base + i], t);
+  }
+};
+
+size_t gather(const float* values, const uint64_t* mask, size_t n, float* payload,
+              const AgeGather& ages) {
+  Packer packer{payload, ages.last, ages.t, ages.ages};
   const size_t words = mask_words(n);
   const size_t roomy = roomy_words(mask, words);
   size_t w = 0;
   while (w < roomy) {
     const size_t end = std::min(w + kRun, roomy);
     if (is_dense(mask + w, end - w)) {
-      for (; w < end; ++w) payload = pack_word(values + w * 64, mask[w], payload);
+      for (; w < end; ++w) packer.take(values, mask[w], w * 64);
     } else {
-      for (; w < end; ++w) payload = walk_word(values + w * 64, mask[w], payload);
+      for (; w < end; ++w) packer.walk(values, mask[w], w * 64);
     }
   }
-  for (; w < words; ++w) payload = walk_word(values + w * 64, mask[w], payload);
-  return static_cast<size_t>(payload - begin);
+  for (; w < words; ++w) packer.walk(values, mask[w], w * 64);
+  return static_cast<size_t>(packer.payload - payload);
 }
 
 // residual[j] += addend(j) for all j, and packs the masked sums. `vector(j)` gives kLanes addends
 // from j on, `single(j)` one.
 template <typename Vector, typename Single>
 HWY_INLINE size_t accumulate_and_pack(const Vector& vector, const Single& single, float* residual,
-                                      const uint64_t* mask, size_t n, float* payload) {
+                                      const uint64_t* mask, size_t n, float* payload,
+                                      const AgeGather& ages) {
   const Floats d;
-  const float* const begin = payload;
+  Packer packer{payload, ages.last, ages.t, ages.ages};
   const size_t words = mask_words(n);
   const size_t roomy = roomy_words(mask, words);
   for (size_t w = 0; w < words; ++w) {
@@ -112,24 +134,27 @@ HWY_INLINE size_t accumulate_and_pack(const Vector& vector, const Single& single
       hn::StoreU(hn::Add(hn::LoadU(d, residual + j), vector(j)), d, residual + j);
     }
     for (; j < end; ++j) residual[j] += single(j);
-    const bool compressed = w < roomy && std::popcount(mask[w]) >= kCompressFromCache;
-    payload = compressed ? pack_word(residual + base, mask[w], payload)
-                         : walk_word(residual + base, mask[w], payload);
+    if (w < roomy && std::popcount(mask[w]) >= kCompressFromCache) {
+      packer.take(residual, mask[w], base);
+    } else {
+      packer.walk(residual, mask[w], base);
+    }
   }
-  return static_cast<size_t>(payload - begin);
+  return static_cast<size_t>(packer.payload - payload);
 }
 
 size_t accumulate_pack(Type type, const void* gradient, float* residual, const uint64_t* mask,
-                       size_t n, float* payload) {
+                       size_t n, float* payload, const AgeGather& ages) {
   return with_type(type, [&]<Type t>() {
     return accumulate_and_pack([&](size_t j) HWY_ATTR { return load_vec<t>(gradient, j); },
                                [&](size_t j) HWY_ATTR { return load(t, gradient, j); }, residual,
-                               mask, n, payload);
+                               mask, n, payload, ages);
   });
 }
 
 size_t accumulate_pack_moment(Type type, const void* x, const float* m, float beta1,
-                              float* residual, const uint64_t* mask, size_t n, float* payload) {
+                              float* residual, const uint64_t* mask, size_t n, float* payload,
+                              const AgeGather& ages) {
   const Floats d;
   const auto beta = hn::Set(d, beta1);
   const auto weight = hn::Set(d, 1.0f - beta1);
@@ -140,7 +165,7 @@ size_t accumulate_pack_moment(Type type, const void* x, const float* m, float be
           return hn::Div(hn::Sub(load_vec<t>(x, j), held), weight);
         },
         [&](size_t j) HWY_ATTR { return gradient_of_moment(load(t, x, j), m[j], beta1); }, residual,
-        mask, n, payload);
+        mask, n, payload, ages);
   });
 }
 
@@ -182,19 +207,20 @@ void clear_masked(float* values, const uint64_t* mask, size_t n) {
   if (w < mask_words(n)) for_each_bit(mask[w], w * 64, [&](size_t j) { values[j] = 0.0f; });
 }
 
-size_t gather_ages(const uint16_t* last, const uint64_t* mask, size_t n, uint16_t t,
-                   uint16_t* ages) {
-  const uint16_t* const begin = ages;
-  for (size_t w = 0; w < mask_words(n); ++w) {
-    const uint16_t* const in = last + w * 64;
-    if (mask[w] == kFullWord) {
-      for (size_t j = 0; j < 64; ++j) ages[j] = age_of(in[j], t);
-      ages += 64;
+size_t gather_ages(const uint64_t* mask, size_t n, const AgeGather& ages) {
+  const size_t words = mask_words(n);
+  const size_t roomy = roomy_words(mask, words);
+  uint16_t* out = ages.ages;
+  for (size_t w = 0; w < words; ++w) {
+    const uint16_t* const last = ages.last + w * 64;
+    if (w < roomy && std::popcount(mask[w]) >= kCompressFromCache) {
+      for (size_t i = 0; i < 64; i += kLanes)
+        out = compress_ages(last + i, (mask[w] >> i) & kLaneBits, ages.t, out);
     } else {
-      for_each_bit(mask[w], 0, [&](size_t j) { *ages++ = age_of(in[j], t); });
+      for_each_bit(mask[w], 0, [&](size_t j) { *out++ = age_of(last[j], ages.t); });
     }
   }
-  return static_cast<size_t>(ages - begin);
+  return static_cast<size_t>(out - ages.ages);
 }
 
 void expand(Type type, const float* payload, const uint64_t* mask, size_t n, void* out) {

@@ -384,22 +384,30 @@ Status measure_roof(Session& session, size_t bytes, double* gigabytes_per_second
   return Status::Ok();
 }
 
-Status measure_stream(Session& session, size_t bytes, double* gigabytes_per_second) {
-  SCAPE_RETURN_IF_ERROR(session.control.barrier());
-  // As integers: what the bytes are as floats may be slow to add.
-  auto* const a = reinterpret_cast<uint32_t*>(session.recv.data());
-  const auto* const b = reinterpret_cast<const uint32_t*>(session.send.data());
-  double best = std::numeric_limits<double>::infinity();
-  for (int i = 0; i < 5; ++i) {
-    const Clock::time_point start = Clock::now();
-    for (size_t at = 0; at < bytes / 4; ++at) a[at] += b[at];
-    asm volatile("" ::: "memory");
-    best = std::min(best, microseconds(Clock::now() - start));
-  }
+Status Stream::open(size_t bytes) {
+  bytes_ = bytes;
+  SCAPE_RETURN_IF_ERROR(a_.allocate(bytes));
+  return b_.allocate(bytes);
+}
+
+Status Stream::pass() {
+  SCAPE_RETURN_IF_ERROR(session_.control.barrier());
+  auto* const a = reinterpret_cast<uint32_t*>(a_.data());
+  const auto* const b = reinterpret_cast<const uint32_t*>(b_.data());
+  const Clock::time_point start = Clock::now();
+  for (size_t at = 0; at < bytes_ / 4; ++at) a[at] += b[at];
+  asm volatile("" ::: "memory");
+  times_us_.push_back(microseconds(Clock::now() - start));
+  return Status::Ok();
+}
+
+Status Stream::rate(double* gigabytes_per_second) {
+  std::sort(times_us_.begin(), times_us_.end());
+  const double median = times_us_[times_us_.size() / 2];
   double sum = 0;
   SCAPE_RETURN_IF_ERROR(
-      sum_over_ranks(session.control, 3 * static_cast<double>(bytes) / best / 1e3, &sum));
-  *gigabytes_per_second = sum / session.control.ranks();
+      sum_over_ranks(session_.control, 3 * static_cast<double>(bytes_) / median / 1e3, &sum));
+  *gigabytes_per_second = sum / session_.control.ranks();
   return Status::Ok();
 }
 

@@ -39,8 +39,23 @@ Status time_calls(Session& session, const std::function<NcclResult()>& call,
 // memcpy of `bytes` by all ranks at once: GB/s of one rank. Collective.
 Status measure_roof(Session& session, size_t bytes, double* gigabytes_per_second);
 
-// The same of a += b over two buffers of `bytes`: what is read and written a second.
-Status measure_stream(Session& session, size_t bytes, double* gigabytes_per_second);
+// What memory gives: passes of a += b over arrays of its own by all ranks at once, taken between
+// the calls that they are a measure for, since what else the machine does comes and goes.
+class Stream {
+ public:
+  explicit Stream(Session& session) : session_(session) {}
+  Status open(size_t bytes);
+  Status pass();  // collective
+  // Bytes read and written a second by one rank: medians over passes, their mean over ranks.
+  // Collective.
+  Status rate(double* gigabytes_per_second);
+
+ private:
+  Session& session_;
+  Memory a_, b_;
+  size_t bytes_ = 0;
+  std::vector<double> times_us_;
+};
 
 // Transport bytes that this process has sent so far; empty where the library does not tell.
 std::optional<uint64_t> wire_bytes_sent(const NcclLibrary& nccl);

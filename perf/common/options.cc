@@ -80,7 +80,12 @@ bool parse_options(const Collective& collective, int argc, char** argv, Options*
         ->check(CLI::IsMember({"internal", "in-place"}))
         ->capture_default_str();
     app.add_option("--compute-us", options.compute_us,
-                   "microseconds of sleep between timed calls, where training would compute")
+                   "microseconds of arithmetic between timed calls, as training has them")
+        ->check(CLI::Range(int64_t{0}, int64_t{10000000}))
+        ->capture_default_str();
+    app.add_option("--idle-us", options.idle_us,
+                   "microseconds of sleep between timed calls, where something else computes, or "
+                   "there are more ranks than cores")
         ->check(CLI::Range(int64_t{0}, int64_t{10000000}))
         ->capture_default_str();
   }

@@ -36,7 +36,7 @@ struct Options : SizeRange {
   scape_dtype payload = SCAPE_FLOAT32;
   // In place there are no calls out of place.
   scape_residual residual = SCAPE_RESIDUAL_INTERNAL;
-  int64_t compute_us = 0;
+  int64_t compute_us = 0, idle_us = 0;
 };
 
 // Fills *out. False when the program is to end with *exit_code at once (--help, a bad option, which

@@ -72,18 +72,17 @@ void Report::print_header() const {
   std::printf("# Library: %s, NCCL version %d\n", nccl_.path.c_str(), nccl_.version);
   if (options_.sparse) {
     std::printf(
-        "# Sparsity %g, role %s, residual %s, payload %s, %lld us between calls. size/time is "
-        "dense-equivalent: "
-        "eqbw; algbw and busbw\n"
-        "# count the payload. Split and bytes are the in-place calls'; refresh runs beside them. "
-        "xmem: "
-        "time over that of the\n# bytes a fused call has to move, at the rate of a += b by all "
-        "ranks "
-        "at once.\n",
+        "# Sparsity %g, role %s, residual %s, payload %s, %lld us of arithmetic and %lld of sleep "
+        "between calls.\n"
+        "# size/time is dense-equivalent: eqbw; algbw and busbw count the payload. Split and bytes "
+        "are the in-place calls';\n"
+        "# refresh runs beside them. xmem: the median call over the time that the bytes which a "
+        "fused call has to move take\n"
+        "# a += b by all ranks at once, median of passes between the calls.\n",
         options_.sparsity, options_.role == SCAPE_ROLE_FUSED ? "fused" : "gradient",
         options_.residual == SCAPE_RESIDUAL_IN_PLACE ? "in place" : "internal",
         options_.payload == SCAPE_BFLOAT16 ? "bf16" : "fp32",
-        static_cast<long long>(options_.compute_us));
+        static_cast<long long>(options_.compute_us), static_cast<long long>(options_.idle_us));
   }
   std::printf(
       "# wire: bytes one rank's transport sends a call. %%roof: busbw as a share of memcpy by all "
@@ -132,7 +131,7 @@ void Report::add(const Line& line) {
       std::printf(" %7s", time_text(us).c_str());
     }
     std::printf("  %5.1f", last.roof_percent);
-    masked.memory_us > 0 ? std::printf("  %5.2f\n", last.time_us / masked.memory_us)
+    masked.memory_us > 0 ? std::printf("  %5.2f\n", last.median_us / masked.memory_us)
                          : std::printf("  %5s\n", "N/A");
   } else {
     std::printf(" %10s  %5.1f\n", wire.c_str(), last.roof_percent);

@@ -33,6 +33,7 @@ struct Data {
         payload(n),
         half(n),
         last(n),
+        ages(n),
         mask(mask_words(n)),
         code(offset_code_bytes(n, n)),
         scratch(select_scratch_bytes() / sizeof(uint64_t)),
@@ -52,6 +53,8 @@ struct Data {
     step.lr = 1e-3f;
   }
 
+  AgeGather gather() { return {last.data(), step.t, ages.data()}; }
+
   // A fresh random mask; returns its bits.
   size_t set_mask(size_t n, int per_mille) {
     std::mt19937 random(2);
@@ -63,7 +66,7 @@ struct Data {
   }
 
   std::vector<float> values, residual, m, param, out, payload;
-  std::vector<uint16_t> half, last;
+  std::vector<uint16_t> half, last, ages;
   std::vector<uint64_t> mask;
   std::vector<unsigned char> code;
   std::vector<uint64_t> scratch;
@@ -155,9 +158,9 @@ void run_memcpy(benchmark::State& state, const Ops&, size_t n, size_t) {
 void run_accumulate_pack(benchmark::State& state, const Ops& ops, size_t n, size_t k) {
   Data& d = data();
   std::fill_n(d.residual.data(), n, 0.0f);
-  measure(state, n, 12 * n + 4 * k + n / 8, [&] {
+  measure(state, n, 12 * n + 8 * k + n / 8, [&] {
     ops.accumulate_pack(Type::kFloat32, d.values.data(), d.residual.data(), d.mask.data(), n,
-                        d.payload.data());
+                        d.payload.data(), d.gather());
   });
 }
 
@@ -165,25 +168,28 @@ void run_accumulate_pack_bf16(benchmark::State& state, const Ops& ops, size_t n,
   Data& d = data();
   std::fill_n(d.residual.data(), n, 0.0f);
   ops.from_float(Type::kBfloat16, d.values.data(), d.half.data(), n);
-  measure(state, n, 10 * n + 4 * k + n / 8, [&] {
+  measure(state, n, 10 * n + 8 * k + n / 8, [&] {
     ops.accumulate_pack(Type::kBfloat16, d.half.data(), d.residual.data(), d.mask.data(), n,
-                        d.payload.data());
+                        d.payload.data(), d.gather());
   });
 }
 
 void run_gather(benchmark::State& state, const Ops& ops, size_t n, size_t k) {
   Data& d = data();
-  measure(state, n, 8 * k + n / 8,
-          [&] { ops.gather(d.values.data(), d.mask.data(), n, d.payload.data()); });
+  measure(state, n, 12 * k + n / 8,
+          [&] { ops.gather(d.values.data(), d.mask.data(), n, d.payload.data(), d.gather()); });
 }
 
 // The loop that one writes first: every element's bit is tested.
 void run_gather_rival(benchmark::State& state, const Ops&, size_t n, size_t k) {
   Data& d = data();
-  measure(state, n, 8 * k + n / 8, [&] {
+  measure(state, n, 12 * k + n / 8, [&] {
     float* payload = d.payload.data();
+    uint16_t* ages = d.ages.data();
     for (size_t j = 0; j < n; ++j) {
-      if ((d.mask[j / 64] >> (j % 64)) & 1) *payload++ = d.values[j];
+      if (((d.mask[j / 64] >> (j % 64)) & 1) == 0) continue;
+      *payload++ = d.values[j];
+      *ages++ = static_cast<uint16_t>(d.step.t - d.last[j]);
     }
   });
 }

@@ -103,6 +103,7 @@ class MaskedBufferImpl final : public MaskedBuffer {
   Status start_direct(WorkPtr* work);
   Status start_packed(WorkPtr* work);
   size_t pack(float* payload);
+  kernels::AgeGather age_gather(size_t begin, size_t packed);
   void finish_direct();
   bool direct_output_nonfinite() const;
   void update_moment_directly();

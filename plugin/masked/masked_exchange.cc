@@ -47,8 +47,7 @@ Status MaskedBufferImpl::start_direct(WorkPtr* work) {
   }
   if (in_place_ && !always_dense_) {
     ages_.resize(count_);
-    ops_.gather_ages(state_.last.data(), state_.mask.data(), count_,
-                     static_cast<uint16_t>(state_.step), ages_.data());
+    ops_.gather_ages(state_.mask.data(), count_, age_gather(0, 0));
   }
   count_stats([&](scape_stats& stats) { stats.payload_bytes += count_ * kernels::size_of(type_); });
   return communicator_->all_reduce(call_.send, target, count_, data_type_of(config_.dtype),
@@ -68,10 +67,8 @@ Status MaskedBufferImpl::start_packed(WorkPtr* work) {
                      : codec.plain() ? static_cast<void*>(payload_.data())
                                      : wire_.data();
   float* const values = codec.plain() ? static_cast<float*>(wire) : payload_.data();
-  pack(values);
   ages_.resize(masked_);
-  ops_.gather_ages(state_.last.data(), state_.mask.data(), count_,
-                   static_cast<uint16_t>(state_.step), ages_.data());
+  pack(values);
   codec.encode(values, ages_.data(), masked_, state_.flag_pending, step_params(), wire);
   error_ = codec.error();
   count_stats([&](scape_stats& stats) { stats.payload_bytes += bytes; });
@@ -83,18 +80,24 @@ Status MaskedBufferImpl::start_packed(WorkPtr* work) {
                                    tag(), work);
 }
 
+// The ages of the masked elements from `begin` on, to ages_ from `packed` on.
+kernels::AgeGather MaskedBufferImpl::age_gather(size_t begin, size_t packed) {
+  return {state_.last.data() + begin, static_cast<uint16_t>(state_.step), ages_.data() + packed};
+}
+
 size_t MaskedBufferImpl::pack(float* payload) {
   const uint64_t* mask = state_.mask.data();
   if (in_place_ || call_.send == nullptr) {
-    return ops_.gather(residual(), mask, count_, payload);
+    return ops_.gather(residual(), mask, count_, payload, age_gather(0, 0));
   }
   if (config_.role != SCAPE_ROLE_FIRST_MOMENT) {
-    return ops_.accumulate_pack(type_, call_.send, state_.residual.data(), mask, count_, payload);
+    return ops_.accumulate_pack(type_, call_.send, state_.residual.data(), mask, count_, payload,
+                                age_gather(0, 0));
   }
   if (type_ == Type::kFloat32) {
     return ops_.accumulate_pack_moment(type_, call_.send, state_.moment.data(),
                                        static_cast<float>(config_.beta1), state_.residual.data(),
-                                       mask, count_, payload);
+                                       mask, count_, payload, age_gather(0, 0));
   }
   // What the caller put into x is m as it was returned: rounded to the buffer's type.
   size_t packed = 0;
@@ -103,9 +106,10 @@ size_t MaskedBufferImpl::pack(float* payload) {
   for_each_chunk(count_, [&](size_t begin, size_t size) {
     ops_.from_float(type_, state_.moment.data() + begin, narrow.data(), size);
     ops_.to_float(type_, narrow.data(), returned.data(), size);
-    packed += ops_.accumulate_pack_moment(
-        type_, at(call_.send, type_, begin), returned.data(), static_cast<float>(config_.beta1),
-        state_.residual.data() + begin, mask + begin / 64, size, payload + packed);
+    packed += ops_.accumulate_pack_moment(type_, at(call_.send, type_, begin), returned.data(),
+                                          static_cast<float>(config_.beta1),
+                                          state_.residual.data() + begin, mask + begin / 64, size,
+                                          payload + packed, age_gather(begin, packed));
   });
   return packed;
 }
