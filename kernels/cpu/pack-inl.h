@@ -31,18 +31,29 @@ void from_float(Type type, const float* in, void* out, size_t n) {
 
 // ---- packing ----
 
-// From this many set bits a word on, compressing its vectors beats walking its bits. Values in
-// memory: below it a walk touches fewer cache lines; judged for a run of words at a time, since a
-// branch on each word's count is hard to predict. Values just written, in the cache: word by word.
-inline constexpr size_t kCompressFromMemory = 4;
-inline constexpr int kCompressFromCache = 3;
+// How dense words are is judged for a run of them, since a branch on each word's count is hard to
+// predict. From kCompress... set bits a word on, compressing vectors beats walking the bits: of
+// values in memory, where a walk touches fewer cache lines, and of values just written, in the
+// cache. Vectors of AVX-512 are compressed by an instruction, others through a table.
 inline constexpr size_t kRun = 32;
+#if HWY_TARGET == HWY_AVX3
+inline constexpr size_t kCompressFromMemory = kRun;
+inline constexpr size_t kCompressFromCache = kRun / 2;
+#else
+inline constexpr size_t kCompressFromMemory = 4 * kRun;
+inline constexpr size_t kCompressFromCache = 3 * kRun;
+#endif
 
-// True when the run of words is dense enough to be worked on by vectors.
-HWY_INLINE bool is_dense(const uint64_t* mask, size_t words) {
+// Between these and the above, the walk over values in the cache waits for their ages: asked for
+// kAhead words before. Below, there are so few that asking costs more.
+inline constexpr size_t kPrefetchAges = kRun / 4;
+inline constexpr size_t kAhead = 8;
+
+// Set bits of kRun words, or in proportion.
+HWY_INLINE size_t bits_of_run(const uint64_t* mask, size_t words) {
   size_t bits = 0;
   for (size_t w = 0; w < words; ++w) bits += static_cast<size_t>(std::popcount(mask[w]));
-  return bits >= words * kCompressFromMemory;
+  return words == 0 ? 0 : bits * kRun / words;
 }
 
 // Words that may be packed with whole-vector stores, which write up to kLanes elements past the
@@ -79,6 +90,14 @@ struct Packer {
     });
   }
 
+  // The lines of `last` that hold a masked element of word w: without a branch, and where there is
+  // none, of one that is at hand.
+  HWY_INLINE void prefetch_ages(const uint64_t* mask, size_t w) const {
+    const uint16_t* const lines = last + w * 64;
+    hwy::Prefetch((mask[w] & 0xffffffffu) != 0 ? lines : ages);
+    hwy::Prefetch((mask[w] >> 32) != 0 ? lines + 32 : ages);
+  }
+
   // Compresses in registers and stores whole vectors: compressing stores to memory are microcoded
   // on some CPUs.
   HWY_INLINE void compress_word(const float* values, uint64_t word, size_t base) {
@@ -106,7 +125,7 @@ size_t gather(const float* values, const uint64_t* mask, size_t n, float* payloa
   size_t w = 0;
   while (w < roomy) {
     const size_t end = std::min(w + kRun, roomy);
-    if (is_dense(mask + w, end - w)) {
+    if (bits_of_run(mask + w, end - w) >= kCompressFromMemory) {
       for (; w < end; ++w) packer.take(values, mask[w], w * 64);
     } else {
       for (; w < end; ++w) packer.walk(values, mask[w], w * 64);
@@ -126,18 +145,29 @@ HWY_INLINE size_t accumulate_and_pack(const Vector& vector, const Single& single
   Packer packer{payload, ages.last, ages.t, ages.ages};
   const size_t words = mask_words(n);
   const size_t roomy = roomy_words(mask, words);
-  for (size_t w = 0; w < words; ++w) {
-    const size_t base = w * 64;
-    const size_t end = std::min(base + 64, n);
-    size_t j = base;
+  const auto accumulate = [&](size_t w) HWY_ATTR {
+    const size_t end = std::min(w * 64 + 64, n);
+    size_t j = w * 64;
     for (; j + kLanes <= end; j += kLanes) {
       hn::StoreU(hn::Add(hn::LoadU(d, residual + j), vector(j)), d, residual + j);
     }
     for (; j < end; ++j) residual[j] += single(j);
-    if (w < roomy && std::popcount(mask[w]) >= kCompressFromCache) {
-      packer.take(residual, mask[w], base);
+  };
+  for (size_t w = 0; w < words;) {
+    const size_t end = w < roomy ? std::min(w + kRun, roomy) : words;
+    const size_t bits = bits_of_run(mask + w, end - w);
+    if (w < roomy && bits >= kCompressFromCache) {
+      for (; w < end; ++w) {
+        accumulate(w);
+        packer.take(residual, mask[w], w * 64);
+      }
     } else {
-      packer.walk(residual, mask[w], base);
+      const bool ahead = bits >= kPrefetchAges;
+      for (; w < end; ++w) {
+        accumulate(w);
+        if (ahead) packer.prefetch_ages(mask, std::min(w + kAhead, words - 1));
+        packer.walk(residual, mask[w], w * 64);
+      }
     }
   }
   return static_cast<size_t>(packer.payload - payload);
@@ -191,7 +221,7 @@ void clear_masked(float* values, const uint64_t* mask, size_t n) {
   size_t w = 0;
   while (w < full_words) {
     const size_t end = std::min(w + kRun, full_words);
-    if (is_dense(mask + w, end - w)) {
+    if (bits_of_run(mask + w, end - w) >= kCompressFromMemory) {
       for (; w < end; ++w) {
         for (size_t i = 0; i < 64; i += kLanes) {
           const auto masked = mask_of_bits((mask[w] >> i) & kLaneBits);
@@ -211,13 +241,17 @@ size_t gather_ages(const uint64_t* mask, size_t n, const AgeGather& ages) {
   const size_t words = mask_words(n);
   const size_t roomy = roomy_words(mask, words);
   uint16_t* out = ages.ages;
-  for (size_t w = 0; w < words; ++w) {
-    const uint16_t* const last = ages.last + w * 64;
-    if (w < roomy && std::popcount(mask[w]) >= kCompressFromCache) {
-      for (size_t i = 0; i < 64; i += kLanes)
-        out = compress_ages(last + i, (mask[w] >> i) & kLaneBits, ages.t, out);
-    } else {
-      for_each_bit(mask[w], 0, [&](size_t j) { *out++ = age_of(last[j], ages.t); });
+  for (size_t w = 0; w < words;) {
+    const size_t end = w < roomy ? std::min(w + kRun, roomy) : words;
+    const bool dense = w < roomy && bits_of_run(mask + w, end - w) >= kCompressFromMemory;
+    for (; w < end; ++w) {
+      const uint16_t* const last = ages.last + w * 64;
+      if (dense) {
+        for (size_t i = 0; i < 64; i += kLanes)
+          out = compress_ages(last + i, (mask[w] >> i) & kLaneBits, ages.t, out);
+      } else {
+        for_each_bit(mask[w], 0, [&](size_t j) { *out++ = age_of(last[j], ages.t); });
+      }
     }
   }
   return static_cast<size_t>(out - ages.ages);

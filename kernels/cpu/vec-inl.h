@@ -7,6 +7,7 @@
 #define SCAPE_KERNELS_CPU_VEC_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include "kernels/scalar/element.h"

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 
 #include "plugin/collectives/order.h"
 #include "tests/unit/plugin/testing.h"
@@ -337,7 +338,8 @@ std::vector<std::vector<T>> run_shared(const std::vector<std::vector<int>>& host
     for (size_t j = 0; j < hosts[h].size(); ++j) {
       const auto r = static_cast<size_t>(hosts[h][j]);
       shared[r] = memory[h].data();
-      std::memcpy(memory[h].data() + j * layout.stride, inputs[r].data(), count * sizeof(T));
+      const auto bytes = std::as_bytes(std::span(inputs[r]));
+      std::copy(bytes.begin(), bytes.end(), memory[h].data() + j * layout.stride);
     }
   }
   std::vector<std::shared_ptr<const Schedule>> schedules;
@@ -354,7 +356,7 @@ std::vector<std::vector<T>> run_shared(const std::vector<std::vector<int>>& host
   std::vector<std::vector<T>> results(hosts.size(), std::vector<T>(count));
   for (size_t h = 0; h < hosts.size(); ++h) {
     const std::byte* const result = memory[h].data() + hosts[h].size() * layout.stride;
-    std::memcpy(results[h].data(), result, count * sizeof(T));
+    std::copy_n(result, count * sizeof(T), std::as_writable_bytes(std::span(results[h])).begin());
   }
   return results;
 }
