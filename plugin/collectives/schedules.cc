@@ -19,24 +19,29 @@ constexpr Id kNone = ScheduleBuilder::kNone;
 // is in the cache and the next chunk is already under way; kWindow chunks of one stream at a time.
 constexpr size_t kChunkBytes = size_t{512} << 10;
 constexpr size_t kWindow = 3;
+// Round the ring a chunk has many stations, and what a link carries meanwhile hides what each takes
+// to answer: smaller ones, more of them.
+constexpr size_t kRingChunkBytes = size_t{256} << 10;
+constexpr size_t kRingWindow = 6;
 
 // Up to here one message time matters more than bytes.
 constexpr size_t kFlatBytes = size_t{16} << 10;
 constexpr size_t kDoublingBytes = size_t{32} << 10;
 constexpr size_t kTreeBytes = size_t{32} << 10;
 
-// The last kWindow ids of one stream of steps, for "not before the one kWindow ago is over".
+// The last kLength ids of one stream of steps, for "not before the one kLength ago is over".
+template <size_t kLength = kWindow>
 class Window {
  public:
   Id oldest() const { return ids_[next_]; }
   void push(Id id) {
     ids_[next_] = id;
-    next_ = (next_ + 1) % kWindow;
+    next_ = (next_ + 1) % kLength;
   }
 
  private:
-  std::array<Id, kWindow> ids_ = [] {
-    std::array<Id, kWindow> none;
+  std::array<Id, kLength> ids_ = [] {
+    std::array<Id, kLength> none;
     none.fill(kNone);
     return none;
   }();
@@ -206,10 +211,13 @@ class Planner {
   }
 
   void ring() {
-    const size_t elements = kChunkBytes / operand_bytes_;
     const int right = next(1), left = previous(1);
-    const size_t chunks =
-        chunks_in(slice_of(shape_.count, result_bytes_, size_, 0).size(), elements);
+    // Chunks of one length, in whole cache lines: a short last one would hide nothing.
+    const size_t slice = slice_of(shape_.count, result_bytes_, size_, 0).size();
+    const size_t pieces = std::max<size_t>(chunks_in(slice * operand_bytes_, kRingChunkBytes), 1);
+    const size_t line = std::max<size_t>(64 / operand_bytes_, 1);
+    const size_t elements = std::max<size_t>(chunks_in(chunks_in(slice, pieces), line), 1) * line;
+    const size_t chunks = chunks_in(slice, elements);
     const auto slice_chunk = [&](int q, size_t c) {
       q = ((q % size_) + size_) % size_;
       return chunk_of(slice_of(shape_.count, result_bytes_, size_, q), elements, c);
@@ -219,12 +227,12 @@ class Planner {
       Place place;
       Id free = kNone;
     };
-    std::vector<std::array<Slot, 2>> lanes(std::min(chunks, kWindow));
+    std::vector<std::array<Slot, 2>> lanes(std::min(chunks, kRingWindow));
     for (auto& lane : lanes) {
       for (Slot& slot : lane) slot.place = builder_.scratch(elements * operand_bytes_);
     }
-    Window started, gathered;
-    // A chunk of all slices at a time: its way round the ring twice. Chunks overlap, kWindow at
+    Window<kRingWindow> started, gathered;
+    // A chunk of all slices at a time: its way round the ring twice. Chunks overlap, kRingWindow at
     // once.
     for (size_t c = 0; c < chunks; ++c) {
       auto& lane = lanes[c % lanes.size()];
@@ -271,7 +279,7 @@ class Planner {
   void direct() {
     const auto slice = [this](int q) { return slice_of(shape_.count, result_bytes_, size_, q); };
     const Range own = slice(rank_);
-    std::vector<Window> results(static_cast<size_t>(size_));
+    std::vector<Window<>> results(static_cast<size_t>(size_));
     reduce_slices(slice, result(own.begin * result_bytes_), [&](const SliceChunk& chunk) {
       for (int d = 1; d < size_; ++d) {
         if (chunk.own.size() == 0) break;
@@ -282,7 +290,7 @@ class Planner {
         const int q = previous(d);
         const Range in = chunk_of(slice(q), chunk.elements, chunk.index);
         if (in.size() == 0) continue;
-        Window& window = results[static_cast<size_t>(q)];
+        Window<>& window = results[static_cast<size_t>(q)];
         // In place it overwrites the operand that went to q.
         window.push(recv(q, result(in.begin * result_bytes_), in.size() * result_bytes_,
                          {(*chunk.sent)[static_cast<size_t>(q)], window.oldest()}));
@@ -375,8 +383,8 @@ class Planner {
     }
     const Place from = at(v == 0 ? Space::kSend : Space::kRecv, 0);
     const size_t chunks = chunks_in(bytes, kChunkBytes);
-    Window received;
-    std::vector<Window> sent(children.size());
+    Window<> received;
+    std::vector<Window<>> sent(children.size());
     for (size_t c = 0; c < chunks; ++c) {
       const Range chunk = chunk_of({0, bytes}, kChunkBytes, c);
       Id ready = kNone;
@@ -489,9 +497,9 @@ class Planner {
     const size_t slot_elements = std::min(own.size(), chunk.elements);
     std::vector<Place> slots(std::min(chunks, kWindow) * peers);
     for (Place& slot : slots) slot = builder_.scratch(slot_elements * operand_bytes_);
-    std::vector<Window> sends(static_cast<size_t>(size_));
+    std::vector<Window<>> sends(static_cast<size_t>(size_));
     std::vector<Id> sent(static_cast<size_t>(size_), kNone);
-    Window reduced;
+    Window<> reduced;
     for (size_t c = 0; c < chunks; ++c) {
       for (int d = 1; d < size_; ++d) {
         const int q = next(d);
@@ -500,7 +508,7 @@ class Planner {
         id = kNone;
         if (out.size() == 0) continue;
         const Operand mine = operand(out);
-        Window& window = sends[static_cast<size_t>(q)];
+        Window<>& window = sends[static_cast<size_t>(q)];
         id = send(q, mine.place, out.size() * operand_bytes_, {mine.ready, window.oldest()});
         window.push(id);
       }
@@ -532,7 +540,7 @@ class Planner {
     const size_t elements = kChunkBytes / operand_bytes_;
     const size_t chunks = chunks_in(shape_.count, elements);
     const size_t peers = static_cast<size_t>(size_ - 1);
-    Window window;
+    Window<> window;
     if (rank_ != root) {
       for (size_t c = 0; c < chunks; ++c) {
         const Range chunk = chunk_of({0, shape_.count}, elements, c);
@@ -568,7 +576,7 @@ class Planner {
 
   // A part of bytes to and from every other rank, chunk by chunk, the neighbours first.
   void exchange(const Part& outgoing, const Part& incoming, Id after = kNone) {
-    std::vector<Window> sends(static_cast<size_t>(size_)), receives(static_cast<size_t>(size_));
+    std::vector<Window<>> sends(static_cast<size_t>(size_)), receives(static_cast<size_t>(size_));
     size_t longest = 0;
     for (int q = 0; q < size_; ++q) {
       if (q != rank_) longest = std::max({longest, outgoing(q).second, incoming(q).second});
@@ -577,7 +585,7 @@ class Planner {
       for (int d = 1; d < size_; ++d) {
         const auto [place, bytes] = outgoing(next(d));
         const Range chunk = chunk_of({0, bytes}, kChunkBytes, c);
-        Window& window = sends[static_cast<size_t>(next(d))];
+        Window<>& window = sends[static_cast<size_t>(next(d))];
         if (chunk.size() > 0) {
           window.push(builder_.send(next(d), plus(place, chunk.begin), chunk.size(),
                                     {after, window.oldest()}));
@@ -586,7 +594,7 @@ class Planner {
       for (int d = 1; d < size_; ++d) {
         const auto [place, bytes] = incoming(previous(d));
         const Range chunk = chunk_of({0, bytes}, kChunkBytes, c);
-        Window& window = receives[static_cast<size_t>(previous(d))];
+        Window<>& window = receives[static_cast<size_t>(previous(d))];
         if (chunk.size() > 0) {
           window.push(builder_.recv(previous(d), plus(place, chunk.begin), chunk.size(),
                                     {after, window.oldest()}));
