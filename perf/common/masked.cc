@@ -126,6 +126,8 @@ class MaskedRun {
     }
     scape_stats before{}, after{};
     SCAPE_RETURN_IF_ERROR(read_stats(&before));
+    scape_stats now = before;
+    std::vector<double> exchanges;  // of each timed call
     const int warmup = session_.options.warmup;
     int calls = 0;
     // In place, what the next step adds to the residual.
@@ -133,6 +135,9 @@ class MaskedRun {
     Stream stream(session_);
     if (fused()) SCAPE_RETURN_IF_ERROR(stream.open(count_ * size_of(type_)));
     const auto between = [&]() -> Status {
+      const uint64_t exchanged = now.exchange_ns;
+      SCAPE_RETURN_IF_ERROR(read_stats(&now));
+      if (calls >= warmup) exchanges.push_back(static_cast<double>(now.exchange_ns - exchanged));
       SCAPE_RETURN_IF_ERROR(after_call());
       if (keeps_in_place()) add_to_buffer(gradient);
       compute(session_.options.compute_us);
@@ -154,6 +159,8 @@ class MaskedRun {
     masked.mask_bytes = mean(&scape_stats::mask_bytes);
     masked.pack_us = mean(&scape_stats::pack_ns) / 1e3;
     masked.exchange_us = mean(&scape_stats::exchange_ns) / 1e3;
+    SCAPE_RETURN_IF_ERROR(mean_of_least(exchanges, &masked.exchange_alone_us));
+    masked.exchange_alone_us /= 1e3;
     masked.unpack_us = mean(&scape_stats::unpack_ns) / 1e3;
     masked.score_us = mean(&scape_stats::score_ns) / 1e3;
     masked.refresh_us = mean(&scape_stats::refresh_ns) / 1e3;
@@ -181,6 +188,18 @@ class MaskedRun {
     double roof = 0;
     SCAPE_RETURN_IF_ERROR(measure_roof(session_, static_cast<size_t>(payload), &roof));
     figures->roof_percent = roof > 0 ? 100 * figures->bus_bandwidth / roof : 0;
+    return Status::Ok();
+  }
+
+  // The least of all ranks each call: of the rank that came last, which waited for nobody.
+  Status mean_of_least(const std::vector<double>& calls, double* out) {
+    double sum = 0;
+    for (const double mine : calls) {
+      std::vector<double> all;
+      SCAPE_RETURN_IF_ERROR(session_.control.all_gather(mine, &all));
+      sum += *std::min_element(all.begin(), all.end());
+    }
+    *out = calls.empty() ? 0 : sum / static_cast<double>(calls.size());
     return Status::Ok();
   }
 

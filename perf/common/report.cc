@@ -46,9 +46,13 @@ nlohmann::ordered_json to_json(const Figures& figures) {
     json["density"] = masked.density;
     json["payload_bytes"] = masked.payload_bytes;
     json["mask_bytes"] = masked.mask_bytes;
-    json["split_us"] = {{"pack", masked.pack_us},       {"exchange", masked.exchange_us},
-                        {"unpack", masked.unpack_us},   {"score", masked.score_us},
-                        {"refresh", masked.refresh_us}, {"wait", masked.wait_us},
+    json["split_us"] = {{"pack", masked.pack_us},
+                        {"exchange", masked.exchange_us},
+                        {"exchange_alone", masked.exchange_alone_us},
+                        {"unpack", masked.unpack_us},
+                        {"score", masked.score_us},
+                        {"refresh", masked.refresh_us},
+                        {"wait", masked.wait_us},
                         {"step", masked.step_us}};
     json["memory_us"] = masked.memory_us;
   }
@@ -76,9 +80,11 @@ void Report::print_header() const {
         "between calls.\n"
         "# size/time is dense-equivalent: eqbw; algbw and busbw count the payload. Split and bytes "
         "are the in-place calls';\n"
-        "# refresh runs beside them. xmem: the median call over the time that the bytes which a "
-        "fused call has to move take\n"
-        "# a += b by all ranks at once, median of passes between the calls.\n",
+        "# refresh runs beside them. alone: exch from when the last rank is there. xmem: the "
+        "median "
+        "call over what the bytes\n"
+        "# of a fused call take a += b by all ranks at once, the median of passes between the "
+        "calls.\n",
         options_.sparsity, options_.role == SCAPE_ROLE_FUSED ? "fused" : "gradient",
         options_.residual == SCAPE_RESIDUAL_IN_PLACE ? "in place" : "internal",
         options_.payload == SCAPE_BFLOAT16 ? "bf16" : "fp32",
@@ -88,10 +94,12 @@ void Report::print_header() const {
       "# wire: bytes one rank's transport sends a call. %%roof: busbw as a share of memcpy by all "
       "ranks at once, same bytes.\n#\n");
   const char* sparse_names =
-      "  density       wire    eqbw    pack    exch  unpack   score    wait refresh    step  %roof "
+      "  density       wire    eqbw    pack    exch   alone  unpack   score    wait refresh    "
+      "step  %roof "
       "  xmem";
   const char* sparse_units =
-      "                  (B)  (GB/s)    (us)    (us)    (us)    (us)    (us)    (us)    (us)";
+      "                  (B)  (GB/s)    (us)    (us)    (us)    (us)    (us)    (us)    (us)    "
+      "(us)";
   std::printf("#%63s%41s\n", "out-of-place", "in-place");
   std::printf(kHeading, "size", "count", "type", "redop", "root", "time", "algbw", "busbw",
               "#wrong", "time", "algbw", "busbw", "#wrong",
@@ -126,8 +134,9 @@ void Report::add(const Line& line) {
                                                      1e3 * collective_.bus_factor(ranks_)
                                                : 0;
     std::printf("  %7.5f %10s  %6.2f", masked.density, wire.c_str(), equivalent);
-    for (const double us : {masked.pack_us, masked.exchange_us, masked.unpack_us, masked.score_us,
-                            masked.wait_us, masked.refresh_us, masked.step_us}) {
+    for (const double us :
+         {masked.pack_us, masked.exchange_us, masked.exchange_alone_us, masked.unpack_us,
+          masked.score_us, masked.wait_us, masked.refresh_us, masked.step_us}) {
       std::printf(" %7s", time_text(us).c_str());
     }
     std::printf("  %5.1f", last.roof_percent);

@@ -18,6 +18,7 @@ struct MaskedFigures {
   double mask_bytes = 0;
   double pack_us = 0;
   double exchange_us = 0;
+  double exchange_alone_us = 0;  // from when the last rank is there
   double unpack_us = 0;
   double score_us = 0;
   double refresh_us = 0;  // in the background
