@@ -144,8 +144,8 @@ def contenders(args):
     return found
 
 
-def cell(values):
-    return f"{statistics.median(values):.1f} ({min(values):.1f}–{max(values):.1f})"
+def cell(values, digits=1):
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
 
 
 def markdown(args, samples):
