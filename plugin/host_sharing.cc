@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/settings.h"
 #include "plugin/host_communicator_impl.h"
+#include "plugin/transport/host_digest.h"
 
 namespace scape::plugin {
 namespace {

@@ -14,7 +14,6 @@
 #include <string>
 #include <string_view>
 
-#include "base/settings.h"
 #include "plugin/transport/bootstrap.h"
 
 namespace scape::plugin {
@@ -22,13 +21,6 @@ namespace {
 
 // The first page holds the secret.
 constexpr size_t kPage = 4096;
-
-// FNV-1a.
-uint64_t digest_of(std::string_view text) {
-  uint64_t digest = 0xcbf29ce484222325;
-  for (const char c : text) digest = (digest ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return digest;
-}
 
 // The first number behind `label` in a file of the system; `otherwise` where there is none.
 uint64_t number_in(const char* path, std::string_view label, uint64_t otherwise) {
@@ -52,21 +44,6 @@ uint64_t available_bytes() {
 }
 
 }  // namespace
-
-uint64_t host_digest() {
-  std::string host = settings().host_id;
-  if (host.empty()) {
-    char name[256] = {};
-    ::gethostname(name, sizeof name - 1);
-    std::string boot;
-    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-    host = std::string(name) + "/" + boot;
-  }
-  struct stat processes {};
-  ::stat("/proc/self/ns/pid", &processes);
-  return digest_of(host + format("/%llu/%u", static_cast<unsigned long long>(processes.st_ino),
-                                 static_cast<unsigned>(::geteuid())));
-}
 
 SharedMemory::~SharedMemory() {
   retire();
