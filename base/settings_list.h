@@ -31,6 +31,14 @@ SCAPE_SETTING_CHOICE(transport, "SCAPE_TRANSPORT", "ucx", "ucx|ofi",
 SCAPE_SETTING_CHOICE(
     net, "SCAPE_NET", "auto", "auto|ucx|ofi",
     "network library of NCCL's net plugin: UCX, libfabric (ofi), or the better for the hardware")
+SCAPE_SETTING_STRING(
+    net_stats, "SCAPE_NET_STATS", "",
+    "file that the net plugin's counters are written to: Prometheus's text where it ends in .prom, "
+    "else JSON; %h, %p and %r stand for host, process and rank; a folder takes a file for each "
+    "process; none when empty")
+SCAPE_SETTING_REAL(net_stats_interval_s, "SCAPE_NET_STATS_INTERVAL", 0, 0, 86400,
+                   "seconds between writings of that file while NCCL calls; 0: at the start and "
+                   "the end only")
 SCAPE_SETTING_CHOICE(simd, "SCAPE_SIMD", "auto", "auto|scalar|baseline|avx2|avx512|neon",
                      "kernels to use; auto takes the best that the CPU has")
 SCAPE_SETTING_REAL(timeout_s, "SCAPE_TIMEOUT", 300, 0.1, 86400,
