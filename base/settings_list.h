@@ -8,6 +8,7 @@
 //   SCAPE_SETTING_INT(field, name, default, min, max, help)     an int64_t, bounds included
 //   SCAPE_SETTING_REAL(field, name, default, min, max, help)    a double, bounds included
 //   SCAPE_SETTING_PORTS(field, name, help)                      a PortRange; any port when empty
+//   SCAPE_SETTING_CPUS(field, name, help)                       a CpuChoice (auto|none|0-3,8)
 
 SCAPE_SETTING_CHOICE(
     mode, "SCAPE_MODE", "auto", "auto|host|device",
@@ -59,6 +60,11 @@ SCAPE_SETTING_STRING(host_id, "NCCL_HOSTID", "",
                      "when empty")
 SCAPE_SETTING_BOOL(shared_memory, "SCAPE_SHARED_MEMORY", true,
                    "0 sends payloads through the transport between ranks of one host, too")
+SCAPE_SETTING_CPUS(
+    progress_cpus, "SCAPE_PROGRESS_CPUS",
+    "CPUs for the progress thread: auto keeps it off a pinned caller's core and next to the "
+    "caller's memory, none leaves it to the system, a list such as 0-3,8 names them; never others "
+    "than the process may use")
 SCAPE_SETTING_REAL(
     sparsity, "SCAPE_SPARSITY", 0.99, 0, 0.999999,
     "fraction of a registered buffer's elements not sent, where its registration names none")
