@@ -133,7 +133,8 @@ bool ends_with(const std::string& text, const char* end) {
 Status write_now(const Statistics& to) {
   std::vector<Reading> readings;
   for (const auto& counters : *to.counters) readings.push_back(read_counters(*counters));
-  const std::chrono::duration<double> time = std::chrono::system_clock::now().time_since_epoch();
+  const auto time = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::system_clock::now().time_since_epoch());
   return replace_file(to.path, to.prometheus ? prometheus_of(to.origin, readings)
                                              : json_of(to.origin, time.count(), readings));
 }
@@ -144,10 +145,15 @@ void write(bool say) noexcept {
   if (to == nullptr) return;
   if (to->origin.process != ::getpid()) return;  // a forked child has none of its own
   try {
-    std::lock_guard<std::mutex> lock(to->mutex);
-    const Status status = write_now(*to);
-    if (!status.ok() && say && !to->failed) NET_WARN("%s", status.message().c_str());
-    to->failed = !status.ok();
+    Status status;
+    {
+      std::lock_guard<std::mutex> lock(to->mutex);
+      status = write_now(*to);
+      if (to->failed) say = false;
+      to->failed = !status.ok();
+    }
+    // Not under the lock: a logger may end the process, which writes once more.
+    if (!status.ok() && say) NET_WARN("%s", status.message().c_str());
   } catch (const std::exception&) {
     // No memory. The next write brings what this one would have.
   }
@@ -233,11 +239,13 @@ Reading read_counters(const DeviceCounters& counters) {
   return reading;
 }
 
-std::string json_of(const Origin& origin, double time, std::span<const Reading> readings) {
+std::string json_of(const Origin& origin, int64_t time_ms, std::span<const Reading> readings) {
   std::string text = format("{\n  \"scape\": \"%s\",\n  \"host\": %s,\n  \"pid\": %d,\n",
                             SCAPE_VERSION_STRING, quoted(origin.host).c_str(), origin.process);
   text += "  \"rank\": " + (origin.rank < 0 ? "null" : std::to_string(origin.rank));
-  text += format(",\n  \"time\": %.3f,\n  \"devices\": [", time);
+  // Not as a double: its point is the locale's.
+  text += format(",\n  \"time\": %lld.%03lld,\n  \"devices\": [",
+                 static_cast<long long>(time_ms / 1000), static_cast<long long>(time_ms % 1000));
   for (size_t d = 0; d < readings.size(); ++d) {
     const Reading& reading = readings[d];
     text += format("%s\n    {\n      \"device\": %s,\n      \"library\": %s", d == 0 ? "" : ",",

@@ -34,8 +34,8 @@ struct Reading {
 };
 Reading read_counters(const DeviceCounters& counters);
 
-// `time`: of the reading, in seconds since 1970.
-std::string json_of(const Origin& origin, double time, std::span<const Reading> readings);
+// `time_ms`: of the reading, in milliseconds since 1970; the text has seconds.
+std::string json_of(const Origin& origin, int64_t time_ms, std::span<const Reading> readings);
 std::string prometheus_of(const Origin& origin, std::span<const Reading> readings);
 
 // The file that SCAPE_NET_STATS names: %h, %p, %r and %% replaced, and a name added to a folder.

@@ -62,11 +62,11 @@ TEST(Statistics, BothFormsSayTheSameOfEveryCounter) {
   second.errors[Error::kJoin].add(7);
   const std::vector<Reading> readings = {read_counters(first), read_counters(second)};
   const Origin origin = {"node", 12, 3};
-  const auto json = nlohmann::json::parse(json_of(origin, 1.5, readings));
+  const auto json = nlohmann::json::parse(json_of(origin, 2050, readings));
   EXPECT_EQ(json["host"], "node");
   EXPECT_EQ(json["pid"], 12);
   EXPECT_EQ(json["rank"], 3);
-  EXPECT_EQ(json["time"], 1.5);
+  EXPECT_EQ(json["time"], 2.05);
   ASSERT_EQ(json["devices"].size(), 2u);
   const auto& device = json["devices"][0];
   EXPECT_EQ(device["device"], "mlx5_0:1");
