@@ -75,6 +75,17 @@ bool parse_ports(const char* text, PortRange* range) {
   return true;
 }
 
+// "auto", "none" or a list of CPUs.
+bool parse_cpu_choice(std::string_view text, CpuChoice* choice) {
+  if (text == "auto" || text == "none") {
+    *choice = {text == "auto", {}};
+    return true;
+  }
+  if (!CpuSet::parse(text, &choice->cpus)) return false;
+  choice->automatic = false;
+  return true;
+}
+
 std::string short_number(double value) {
   if (value == std::floor(value) && std::fabs(value) < 1e15) {
     return format("%lld", static_cast<long long>(value));
@@ -130,6 +141,7 @@ struct Parsed {
 #define SCAPE_SETTING_REAL(field, name, fallback, min, max, help) \
   read_real(&values.field, name, fallback, min, max, help);
 #define SCAPE_SETTING_PORTS(field, name, help) read_ports(&values.field, name, help);
+#define SCAPE_SETTING_CPUS(field, name, help) read_cpus(&values.field, name, help);
 #include "base/settings_list.h"
 #undef SCAPE_SETTING_CHOICE
 #undef SCAPE_SETTING_STRING
@@ -137,6 +149,7 @@ struct Parsed {
 #undef SCAPE_SETTING_INT
 #undef SCAPE_SETTING_REAL
 #undef SCAPE_SETTING_PORTS
+#undef SCAPE_SETTING_CPUS
     warnings = unknown_setting_warnings(environment_at_start(), rows);
   }
 
@@ -211,6 +224,14 @@ struct Parsed {
     }
     add_row(name, "ports", "first-last", "", field->text(), text, help);
   }
+
+  void read_cpus(CpuChoice* field, const char* name, const char* help) {
+    const char* text = std::getenv(name);
+    if (text != nullptr && !parse_cpu_choice(text, field)) {
+      reject(name, text, "auto, none, or a list of CPUs such as 0-3,8");
+    }
+    add_row(name, "cpus", "auto|none|list", "auto", field->text(), text, help);
+  }
 };
 
 const Parsed& parsed() {
@@ -246,6 +267,22 @@ std::vector<std::string> unknown_setting_warnings(std::string_view environment,
   return warnings;
 }
 
+std::string variable_at_start(std::string_view name) {
+  const std::string environment = environment_at_start();
+  for (size_t at = 0; at < environment.size();) {
+    const std::string_view entry = environment.c_str() + at;
+    if (entry.size() > name.size() && entry.substr(0, name.size()) == name &&
+        entry[name.size()] == '=') {
+      return std::string(entry.substr(name.size() + 1));
+    }
+    at += entry.size() + 1;
+  }
+  return {};
+}
+
+std::string CpuChoice::text() const {
+  return automatic ? "auto" : cpus.empty() ? "none" : cpus.text();
+}
 std::string PortRange::text() const { return first == 0 ? "" : format("%u-%u", first, last); }
 
 const Settings& settings() { return parsed().values; }

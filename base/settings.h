@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/cpu_set.h"
 #include "base/status.h"
 
 namespace scape {
@@ -17,6 +18,14 @@ struct PortRange {
   std::string text() const;  // as it is written in the environment
 };
 
+// CPUs for background threads.
+struct CpuChoice {
+  bool automatic = true;
+  CpuSet cpus;  // empty: none are named
+
+  std::string text() const;  // as it is written in the environment
+};
+
 struct Settings {
 #define SCAPE_SETTING_CHOICE(field, name, fallback, choices, help) int field;
 #define SCAPE_SETTING_STRING(field, name, fallback, help) std::string field;
@@ -24,6 +33,7 @@ struct Settings {
 #define SCAPE_SETTING_INT(field, name, fallback, min, max, help) int64_t field;
 #define SCAPE_SETTING_REAL(field, name, fallback, min, max, help) double field;
 #define SCAPE_SETTING_PORTS(field, name, help) PortRange field;
+#define SCAPE_SETTING_CPUS(field, name, help) CpuChoice field;
 #include "base/settings_list.h"
 #undef SCAPE_SETTING_CHOICE
 #undef SCAPE_SETTING_STRING
@@ -31,12 +41,13 @@ struct Settings {
 #undef SCAPE_SETTING_INT
 #undef SCAPE_SETTING_REAL
 #undef SCAPE_SETTING_PORTS
+#undef SCAPE_SETTING_CPUS
 };
 
 // One row of the registry as a person reads it.
 struct SettingRow {
   std::string name;
-  std::string type;   // "choice", "string", "bool", "integer", "real", "ports"
+  std::string type;   // "choice", "string", "bool", "integer", "real", "ports", "cpus"
   std::string range;  // choices, bounds or form; empty for strings
   std::string fallback;
   std::string value;
@@ -61,5 +72,9 @@ std::vector<std::string> unknown_setting_warnings(std::string_view environment,
 const std::vector<std::string>& settings_warnings();
 
 std::vector<SettingRow> settings_rows();
+
+// The value that the process was started with for a variable that is no setting of Scape's; empty
+// where it had none. Thread-safe, unlike the environment that the program may change.
+std::string variable_at_start(std::string_view name);
 
 }  // namespace scape

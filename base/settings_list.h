@@ -8,6 +8,7 @@
 //   SCAPE_SETTING_INT(field, name, default, min, max, help)     an int64_t, bounds included
 //   SCAPE_SETTING_REAL(field, name, default, min, max, help)    a double, bounds included
 //   SCAPE_SETTING_PORTS(field, name, help)                      a PortRange; any port when empty
+//   SCAPE_SETTING_CPUS(field, name, help)                       a CpuChoice (auto|none|0-3,8)
 
 SCAPE_SETTING_CHOICE(
     mode, "SCAPE_MODE", "auto", "auto|host|device",
@@ -31,6 +32,14 @@ SCAPE_SETTING_CHOICE(transport, "SCAPE_TRANSPORT", "ucx", "ucx|ofi",
 SCAPE_SETTING_CHOICE(
     net, "SCAPE_NET", "auto", "auto|ucx|ofi",
     "network library of NCCL's net plugin: UCX, libfabric (ofi), or the better for the hardware")
+SCAPE_SETTING_STRING(
+    net_stats, "SCAPE_NET_STATS", "",
+    "file that the net plugin's counters are written to: Prometheus's text where it ends in .prom, "
+    "else JSON; %h, %p and %r stand for host, process and rank; a folder takes a file for each "
+    "process; none when empty")
+SCAPE_SETTING_REAL(net_stats_interval_s, "SCAPE_NET_STATS_INTERVAL", 0, 0, 86400,
+                   "seconds between writings of that file while NCCL calls; 0: at the start and "
+                   "the end only")
 SCAPE_SETTING_CHOICE(simd, "SCAPE_SIMD", "auto", "auto|scalar|baseline|avx2|avx512|neon",
                      "kernels to use; auto takes the best that the CPU has")
 SCAPE_SETTING_REAL(timeout_s, "SCAPE_TIMEOUT", 300, 0.1, 86400,
@@ -51,6 +60,11 @@ SCAPE_SETTING_STRING(host_id, "NCCL_HOSTID", "",
                      "when empty")
 SCAPE_SETTING_BOOL(shared_memory, "SCAPE_SHARED_MEMORY", true,
                    "0 sends payloads through the transport between ranks of one host, too")
+SCAPE_SETTING_CPUS(
+    progress_cpus, "SCAPE_PROGRESS_CPUS",
+    "CPUs for the progress thread: auto keeps it off a pinned caller's core and next to the "
+    "caller's memory, none leaves it to the system, a list such as 0-3,8 names them; never others "
+    "than the process may use")
 SCAPE_SETTING_REAL(
     sparsity, "SCAPE_SPARSITY", 0.99, 0, 0.999999,
     "fraction of a registered buffer's elements not sent, where its registration names none")

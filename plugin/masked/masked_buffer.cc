@@ -356,7 +356,9 @@ Status MaskedBufferImpl::launch() {
 
   // Whatever else this call has to do on the two channels takes its place in their order now.
   if (joins) {
-    SCAPE_RETURN_IF_ERROR(refresher_->start_side_channel());
+    const void* const data = call_.recv != nullptr ? call_.recv : call_.send;
+    SCAPE_RETURN_IF_ERROR(refresher_->start_side_channel(
+        data, data != nullptr ? count_ * size_of(data_type_of(config_.dtype)) : 0));
     refresher_->submit(agreement_);
     refresher_->ready(agreement_);
     fault_point(Fault::kAgreement);

@@ -1,5 +1,6 @@
 #include "plugin/masked/refresher.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "base/settings.h"
 #include "base/thread.h"
 #include "plugin/masked/masked_buffer.h"
+#include "plugin/placement/placement.h"
 
 namespace scape::plugin {
 namespace {
@@ -49,9 +51,11 @@ bool Refresher::is_turn(uint64_t turn) const {
 
 void Refresher::end_turn(uint64_t turn) { turn_.store(turn + 1, std::memory_order_release); }
 
-Status Refresher::start_side_channel() {
+Status Refresher::start_side_channel(const void* data, size_t bytes) {
   std::lock_guard lock(mutex_);
   if (side_work_ || !failure_.ok()) return failure_;
+  callers_data_ = data;
+  callers_bytes_ = bytes;
   failure_ = communicator_->side_channel(&side_, &side_work_);
   return failure_;
 }
@@ -169,7 +173,9 @@ void Refresher::fail(const Status& why) {
 
 void Refresher::run() {
   const DefaultFloatEnvironment as_defined;  // the thread that started this one may have another
+  ::pthread_setname_np(::pthread_self(), "scape-progress");
   try {
+    place_this_thread("mask refreshes", callers_data_, callers_bytes_, communicator_->size());
     serve();
   } catch (const std::exception& failure) {  // no memory: nothing else is thrown in here
     fail(error(SCAPE_ERR_MEMORY, "the mask refresh of %s ended: %s",

@@ -19,6 +19,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -73,8 +74,9 @@ class Refresher {
   void end_turn(uint64_t turn);
 
   // Starts the making of the side channel on the communicator if that has not happened yet. Inside
-  // a turn.
-  Status start_side_channel();
+  // a turn. The thread is placed near the first caller's memory, `bytes` at `data`, which it does
+  // not touch.
+  Status start_side_channel(const void* data, size_t bytes);
   // True when the side channel is there, or failed (then *status says why). The first such call
   // starts the thread. Does not block, nor drive the communicator.
   bool side_channel_ready(Status* status);
@@ -122,6 +124,8 @@ class Refresher {
   std::deque<Running> running_;
   std::shared_ptr<Communicator> side_;
   WorkPtr side_work_;
+  const void* callers_data_ = nullptr;
+  size_t callers_bytes_ = 0;
   Status failure_;  // of the side channel; ends every job from then on
   bool stop_ = false;
   std::thread thread_;

@@ -8,6 +8,7 @@
 #include "plugin/net/abi/common.h"
 #include "plugin/net/device.h"
 #include "plugin/net/nccl_log.h"
+#include "plugin/net/statistics.h"
 
 namespace scape::net {
 
@@ -20,6 +21,7 @@ int guarded(bool said, Body&& body) {
     if (ExitGuard::exiting()) return NET_SYSTEM_ERROR;
     const Status status = body();
     if (!status.ok() && !said) NET_WARN("%s", status.message().c_str());
+    write_due_statistics();
     return result_of(status);
   } catch (const std::exception& failure) {
     NET_WARN("%s", failure.what());

@@ -81,9 +81,12 @@ int coll_connect(void* const* handles, int ranks, int rank, void* listen_comm, v
     if (coll_comm == nullptr) return null_argument("connect", "collComm");
     *coll_comm = nullptr;
     std::unique_ptr<Group> group;
-    const Status status =
-        Group::join(static_cast<Door*>(listen_comm), handles, ranks, rank, &group);
+    auto* const door = static_cast<Door*>(listen_comm);
+    const Status status = Group::join(door, handles, ranks, rank, &group);
     if (!status.ok()) {
+      const Devices* devices = nullptr;
+      SCAPE_RETURN_IF_ERROR(check_device(door->device, &devices));
+      counters_of(*devices, door->device).errors[Error::kJoin].add();
       return error(status.code(), "collectives: rank %d of %d joins no group: %s", rank, ranks,
                    status.message().c_str());
     }

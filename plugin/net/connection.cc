@@ -36,6 +36,8 @@ Connection::Connection(std::shared_ptr<Worker> worker, plugin::Socket control, b
       tag_base_(uint64_t{number} << 32),
       who_(std::move(who)) {
   for (Request& request : requests_) request.connection = this;
+  worker_->counters().connections_opened[direction()].add();
+  worker_->counters().connections[direction()].add();
 }
 
 Connection::~Connection() = default;
@@ -43,7 +45,7 @@ Connection::~Connection() = default;
 Request* Connection::take_request(int count) {
   const uint32_t taken = taken_.load(std::memory_order_acquire);
   if (taken == UINT32_MAX) {
-    worker_->count_retry();
+    worker_->counters().retries[sends_ ? Retry::kSend : Retry::kReceive].add();
     return nullptr;
   }
   const int slot = std::countr_one(taken);  // only requests that end change bits meanwhile
@@ -186,6 +188,7 @@ Status Connection::fail(Status why) {
   if (failed_.load(std::memory_order_relaxed)) return failure_;
   failure_ = std::move(why);
   failed_.store(true, std::memory_order_release);
+  worker_->counters().errors[sends_ ? Error::kSend : Error::kReceive].add();
   NET_WARN("%s", failure_.message().c_str());
   cancel_receives();
   return failure_;
@@ -202,6 +205,7 @@ void Connection::cancel_receives() {
 
 void Connection::close(std::unique_ptr<Connection> connection) {
   const std::shared_ptr<Worker> worker = connection->worker_;
+  worker->counters().connections[connection->direction()].take();
   {
     std::lock_guard<std::mutex> lock(worker->mutex());
     worker->progress();

@@ -61,6 +61,7 @@ class Connection {
  private:
   enum class End { kNone, kOrderly, kLost };
 
+  Direction::Kind direction() const { return sends_ ? Direction::kSend : Direction::kReceive; }
   Request* take_request(int count);
   void begin(Request* request, int index, void* memory);
   // The first failure is logged, and all calls from then on return it. Requests under way end.

@@ -14,6 +14,7 @@
 #include "plugin/net/connection.h"
 #include "plugin/net/handshake.h"
 #include "plugin/net/nccl_log.h"
+#include "plugin/net/statistics.h"
 
 namespace scape::net {
 namespace {
@@ -94,12 +95,15 @@ class Listener {
     auto listener = std::make_unique<Listener>();
     listener->context_ = std::move(context);
     listener->device_ = device;
+    listener->counters_ = &counters_of(*devices, device);
     SCAPE_RETURN_IF_ERROR(open_door(devices->library, &listener->socket_, invitation));
     listener->addresses_ = invitation->endpoint.addresses;
     listener->invitation_ = *invitation;
     *out = std::move(listener);
     return Status::Ok();
   }
+
+  DeviceCounters& counters() { return *counters_; }
 
   // One of those who knock, if it is ready.
   Status accept(std::unique_ptr<Connection>* out) {
@@ -132,6 +136,7 @@ class Listener {
   std::mutex mutex_;
   std::shared_ptr<Context> context_;
   int device_ = 0;
+  DeviceCounters* counters_ = nullptr;
   std::vector<plugin::Address> addresses_;
   plugin::Socket socket_;
   Invitation invitation_;
@@ -152,8 +157,6 @@ Status connect_step(Context* context, int device, void* handle, std::unique_ptr<
   uint64_t number = dial_in(handle);
   std::unique_ptr<Dial> dial;
   if (number == 0) {
-    const Devices* devices = nullptr;
-    SCAPE_RETURN_IF_ERROR(check_device(device, &devices));
     Invitation invitation;
     SCAPE_RETURN_IF_ERROR(Invitation::read(handle, &invitation));
     std::shared_ptr<Worker> worker;
@@ -190,6 +193,7 @@ int init(net_logger logger, void** context) {
     SCAPE_RETURN_IF_ERROR(settings_status());
     const Devices* devices = nullptr;
     SCAPE_RETURN_IF_ERROR(find_devices(&devices));
+    start_statistics(*devices);
     if (context != nullptr) *context = new ContextHandle{std::make_shared<Context>()};
     return Status::Ok();
   });
@@ -198,6 +202,7 @@ int init(net_logger logger, void** context) {
 int finalize(void* context) {
   return guarded(false, [&] {
     delete static_cast<ContextHandle*>(context);
+    write_statistics();
     return Status::Ok();
   });
 }
@@ -252,10 +257,18 @@ int connect(void* context, int device, void* handle, void** send_comm) {
     if (handle == nullptr) return null_argument("connect", "handle");
     if (send_comm == nullptr) return null_argument("connect", "sendComm");
     *send_comm = nullptr;
+    const Devices* devices = nullptr;
+    SCAPE_RETURN_IF_ERROR(check_device(device, &devices));
     std::unique_ptr<Connection> connection;
-    SCAPE_RETURN_IF_ERROR(connect_step(context_of(context).get(), device, handle, &connection));
+    Status status = connect_step(context_of(context).get(), device, handle, &connection);
+    DeviceCounters& counters = counters_of(*devices, device);
+    if (!status.ok()) {
+      counters.errors[Error::kConnect].add();
+    } else if (connection == nullptr) {
+      counters.retries[Retry::kConnect].add();
+    }
     *send_comm = connection.release();
-    return Status::Ok();
+    return status;
   });
 }
 
@@ -264,10 +277,16 @@ int accept(void* listen_comm, void** receive_comm) {
     if (listen_comm == nullptr) return null_argument("accept", "listenComm");
     if (receive_comm == nullptr) return null_argument("accept", "recvComm");
     *receive_comm = nullptr;
+    auto* const listener = static_cast<Listener*>(listen_comm);
     std::unique_ptr<Connection> connection;
-    SCAPE_RETURN_IF_ERROR(static_cast<Listener*>(listen_comm)->accept(&connection));
+    Status status = listener->accept(&connection);
+    if (!status.ok()) {
+      listener->counters().errors[Error::kAccept].add();
+    } else if (connection == nullptr) {
+      listener->counters().retries[Retry::kAccept].add();
+    }
     *receive_comm = connection.release();
-    return Status::Ok();
+    return status;
   });
 }
 

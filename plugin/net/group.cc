@@ -8,6 +8,7 @@
 #include "plugin/host_communicator.h"
 #include "plugin/net/device.h"
 #include "plugin/net/nccl_log.h"
+#include "plugin/net/statistics.h"
 
 namespace scape::net {
 namespace {
@@ -100,6 +101,7 @@ Status Group::join(Door* door, void* const* handles, int ranks, int rank,
   SCAPE_RETURN_IF_ERROR(find_devices(&devices));
   const std::string& device = devices->list[static_cast<size_t>(door->device)].transport.name;
   std::unique_ptr<Group> group(new Group);
+  group->counters_ = &counters_of(*devices, door->device);
   group->rank_ = rank;
   group->ranks_ = ranks;
   group->counts_.resize(static_cast<size_t>(ranks));
@@ -114,6 +116,7 @@ Status Group::join(Door* door, void* const* handles, int ranks, int rank,
     const size_t receives = kReceivesPerPeer * static_cast<size_t>(ranks - 1);
     group->at_once_ = std::clamp<size_t>(joining.transport->room() / receives, 1, kMostAtOnce);
   }
+  const plugin::Transport* const transport = joining.transport.get();
   joining.rank = rank;
   joining.size = ranks;
   joining.root = std::move(root.endpoint);
@@ -121,6 +124,10 @@ Status Group::join(Door* door, void* const* handles, int ranks, int rank,
   joining.endpoint = door->invitation.endpoint;
   joining.transport_name = door->invitation.library;
   SCAPE_RETURN_IF_ERROR(plugin::join_communicator(std::move(joining), &group->communicator_));
+  group->transport_ = transport;
+  if (transport != nullptr) group->counters_->add_transport(Interface::kCollNet, transport);
+  group->counters_->groups_opened.add();
+  group->counters_->groups.add();
   NET_INFO("collectives: rank %d of %d on %s over %s", rank, ranks, device.c_str(),
            devices->library.c_str());
   *out = std::move(group);
@@ -197,7 +204,10 @@ Status Group::begin(const GroupCall& asked, const Part* parts, int part_count, G
     return status;
   }
   GroupRequest* const request = free_request();
-  if (request == nullptr) return Status::Ok();
+  if (request == nullptr) {
+    counters_->retries[Retry::kCollective].add();
+    return Status::Ok();
+  }
   Part& window_side = call.kind == GroupCall::Kind::kReduceScatter ? call.send : call.receive;
   request->parts.clear();
   request->copied = 0;
@@ -300,9 +310,14 @@ Status Group::register_memory(void* data, size_t bytes, GroupMemory** out) {
   auto memory = std::make_unique<GroupMemory>();
   memory->data = static_cast<std::byte*>(data);
   memory->bytes = bytes;
-  SCAPE_RETURN_IF_ERROR(communicator_->register_memory(data, bytes, &memory->region));
+  if (Status status = communicator_->register_memory(data, bytes, &memory->region); !status.ok()) {
+    counters_->errors[Error::kRegister].add();
+    return status;
+  }
   *out = memory.get();
   memories_.push_back(std::move(memory));
+  counters_->registrations[Interface::kCollNet].add();
+  counters_->registered[Interface::kCollNet].add();
   return Status::Ok();
 }
 
@@ -317,11 +332,13 @@ Status Group::deregister_memory(GroupMemory* memory) {
   }
   communicator_->deregister_memory(memory->region);
   memories_.erase(found);
+  counters_->registered[Interface::kCollNet].take();
   return Status::Ok();
 }
 
 Status Group::fail(const Status& why) {
   failure_ = error(why.code(), "collectives: %s", why.message().c_str());
+  counters_->errors[Error::kCollective].add();
   NET_WARN("%s", failure_.message().c_str());
   communicator_->abort(why);
   return failure_;
@@ -338,7 +355,11 @@ void Group::close() {
   for (const auto& memory : memories_) {
     communicator_->deregister_memory(memory->region);
   }
+  counters_->registered[Interface::kCollNet].take(memories_.size());
+  if (transport_ != nullptr) counters_->remove_transport(Interface::kCollNet, transport_);
   communicator_.reset();
+  counters_->groups.take();
+  write_statistics();
 }
 
 }  // namespace scape::net

@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "plugin/communicator.h"
 #include "plugin/net/abi/common.h"
+#include "plugin/net/counters.h"
 #include "plugin/net/handshake.h"
 #include "plugin/transport/socket.h"
 
@@ -116,6 +117,8 @@ class Group {
   Status fail(const Status& why);
 
   std::mutex mutex_;
+  DeviceCounters* counters_ = nullptr;
+  const plugin::Transport* transport_ = nullptr;  // the communicator's; null in a group of one
   int rank_ = 0, ranks_ = 1;
   size_t at_once_ = kMostAtOnce;
   std::shared_ptr<plugin::Communicator> communicator_;

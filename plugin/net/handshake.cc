@@ -146,6 +146,7 @@ Status Dial::connect_next(const std::string& reason) {
         (reasons_.empty() ? "" : "; ") + addresses_[next_address_ - 1].text() + ": " + reason;
   }
   while (next_address_ < addresses_.size()) {
+    if (next_address_ > 0) worker_->counters().retries[Retry::kAddress].add();
     const plugin::Address& address = addresses_[next_address_++];
     const int failure = plugin::begin_connection(address, invitation_.endpoint.port, &connecting_);
     if (failure == 0) {

@@ -6,50 +6,28 @@
 
 #include "plugin/net/connection.h"
 #include "plugin/net/nccl_log.h"
+#include "plugin/net/statistics.h"
 
 namespace scape::net {
 namespace {
 constexpr int kFlushMs = 2000;
-
-// Of a device, over all its workers in this process, past ones included.
-struct Totals {
-  int workers = 0;
-  plugin::TransportCounters traffic;
-  uint64_t retries = 0;
-};
-struct AllTotals {
-  std::mutex mutex;
-  std::map<std::string, Totals> by_device;
-
-  static AllTotals& instance() {
-    static auto* const totals = new AllTotals;  // never destroyed: used until the last moment
-    return *totals;
-  }
-};
-
 }  // namespace
 
 Status Worker::make(const Devices& devices, int device, std::shared_ptr<Worker>* out) {
-  const std::string& name = devices.list[static_cast<size_t>(device)].transport.name;
   std::shared_ptr<Worker> worker(new Worker);
+  worker->counters_ = &counters_of(devices, device);
   plugin::TransportOptions options;
-  options.device = name;
+  options.device = worker->counters_->device();
   options.tracks_all = true;
   SCAPE_RETURN_IF_ERROR(devices.module->make(options, &worker->transport_));
   SCAPE_RETURN_IF_ERROR(worker->transport_->address(&worker->address_));
-  worker->library_ = devices.library;
-  worker->name_ = name + " over " + devices.library;
   // A connection has at most this many messages under way.
   constexpr size_t kMessages = NET_MAX_REQUESTS * NET_MAX_RECEIVES;
   const size_t capacity = worker->transport_->room() / kMessages;
   worker->capacity_ = static_cast<int>(std::clamp<size_t>(capacity, 1, INT_MAX));
-  {
-    AllTotals& totals = AllTotals::instance();
-    std::lock_guard<std::mutex> lock(totals.mutex);
-    ++totals.by_device[worker->name_].workers;
-  }
+  worker->counters_->add_transport(Interface::kNet, worker->transport_.get());
   worker->counted_ = true;
-  *out = std::move(worker);  // without the lock: a worker that ends here takes it
+  *out = std::move(worker);
   return Status::Ok();
 }
 
@@ -60,25 +38,21 @@ Worker::~Worker() {
   } else {
     flush();
   }
-  const plugin::TransportCounters counters = transport_->counters();
+  const size_t left = counters_->remove_transport(Interface::kNet, transport_.get());
   for (auto& [range, registration] : registrations_) {
     transport_->deregister_memory(registration.region);
   }
+  counters_->registered[Interface::kNet].take(registrations_.size());
   transport_.reset();  // before the connections, to which its messages belong
   closed_.clear();
-  AllTotals& all = AllTotals::instance();
-  std::lock_guard<std::mutex> lock(all.mutex);
-  Totals& totals = all.by_device[name_];
-  totals.traffic.sent_bytes += counters.sent_bytes;
-  totals.traffic.sent_messages += counters.sent_messages;
-  totals.traffic.received_bytes += counters.received_bytes;
-  totals.traffic.received_messages += counters.received_messages;
-  totals.retries += retries_.load();
-  if (--totals.workers > 0) return;
-  NET_INFO("%s: sent %" PRIu64 " bytes in %" PRIu64 " messages, received %" PRIu64
+  if (left > 0) return;
+  const plugin::TransportCounters traffic = counters_->traffic(Interface::kNet);
+  NET_INFO("%s over %s: sent %" PRIu64 " bytes in %" PRIu64 " messages, received %" PRIu64
            " bytes in %" PRIu64 ", %" PRIu64 " retries",
-           name_.c_str(), totals.traffic.sent_bytes, totals.traffic.sent_messages,
-           totals.traffic.received_bytes, totals.traffic.received_messages, totals.retries);
+           counters_->device().c_str(), library().c_str(), traffic.sent_bytes,
+           traffic.sent_messages, traffic.received_bytes, traffic.received_messages,
+           counters_->retries[Retry::kSend].value() + counters_->retries[Retry::kReceive].value());
+  write_statistics();
 }
 
 bool Worker::take_place() {
@@ -109,8 +83,13 @@ Status Worker::register_memory(void* data, size_t bytes, Registration** out) {
     if (Status status = transport_->register_memory(data, bytes, &registration.region);
         !status.ok()) {
       registrations_.erase(range);
+      counters_->errors[Error::kRegister].add();
       return status;
     }
+    counters_->registrations[Interface::kNet].add();
+    counters_->registered[Interface::kNet].add();
+  } else {
+    counters_->registration_hits[Interface::kNet].add();
   }
   ++registration.handles;
   *out = &registration;
@@ -129,6 +108,7 @@ Status Worker::deregister_memory(Registration* registration) {
   if (--registration->handles == 0) {
     transport_->deregister_memory(registration->region);
     registrations_.erase(found);
+    counters_->registered[Interface::kNet].take();
   }
   return Status::Ok();
 }

@@ -1,5 +1,5 @@
 // A worker: one transport on one device, shared by connections, with what goes with it: the memory
-// registered on it, the peers it knows, its counters.
+// registered on it, the peers it knows.
 #pragma once
 
 #include <atomic>
@@ -13,6 +13,7 @@
 
 #include "base/status.h"
 #include "plugin/net/abi/common.h"
+#include "plugin/net/counters.h"
 #include "plugin/net/device.h"
 #include "plugin/transport/transport.h"
 
@@ -34,13 +35,15 @@ class Worker {
  public:
   static Status make(const Devices& devices, int device, std::shared_ptr<Worker>* out);
   // With the last connection: waits a moment until all that was sent has left, unless a peer was
-  // lost.
+  // lost. The last worker of a device has the statistics written.
   ~Worker();
 
   std::mutex& mutex() { return mutex_; }
-  const std::string& library() const { return library_; }
+  const std::string& library() const { return counters_->library(); }
   plugin::Transport& transport() { return *transport_; }
   const std::vector<std::byte>& address() const { return address_; }
+  // The device's. Thread-safe.
+  DeviceCounters& counters() { return *counters_; }
 
   // How many connections it can carry without one's receives keeping another's from their turn.
   // Thread-safe: room is taken and given back by whoever has made or ends a connection.
@@ -63,8 +66,6 @@ class Worker {
   void note_loss() { lost_ = true; }
   // Waits until all that was sent has left, two seconds at most.
   void flush();
-  // A request could not be taken, and will be tried again. Thread-safe.
-  void count_retry() { retries_.fetch_add(1, std::memory_order_relaxed); }
 
   // Keeps a closed connection whose messages the transport has not given back yet.
   void keep(std::unique_ptr<Connection> closed);
@@ -73,15 +74,14 @@ class Worker {
   Worker() = default;
 
   std::mutex mutex_;
-  std::string library_, name_;
+  DeviceCounters* counters_ = nullptr;
   std::unique_ptr<plugin::Transport> transport_;
   std::vector<std::byte> address_;
   int capacity_ = 0;
   std::atomic<int> places_{0};
   uint32_t connections_ = 0;
   bool lost_ = false;
-  bool counted_ = false;  // among the device's workers
-  std::atomic<uint64_t> retries_{0};
+  bool counted_ = false;  // the transport is among the device's
   std::vector<std::pair<std::vector<std::byte>, int>> peers_;  // by address
   std::map<std::pair<uintptr_t, size_t>, Registration> registrations_;
   std::vector<std::unique_ptr<Connection>> closed_;

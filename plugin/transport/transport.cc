@@ -6,59 +6,27 @@
 #include <mutex>
 #include <string>
 
-#include "base/log.h"
+#include "base/module.h"
 #include "base/settings.h"
 
 namespace scape::plugin {
 namespace {
 
-std::string directory_of(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "." : path.substr(0, slash);
-}
-
-// The directory of the library (or program) that contains this code, links resolved.
-std::string own_directory() {
-  Dl_info info{};
-  static const char anchor = 0;
-  if (dladdr(&anchor, &info) == 0 || info.dli_fname == nullptr) return ".";
-  std::string path = info.dli_fname;
-  if (path.find('/') == std::string::npos) path = "/proc/self/exe";
-  if (char* resolved = ::realpath(path.c_str(), nullptr); resolved != nullptr) {
-    path = resolved;
-    ::free(resolved);
-  }
-  return directory_of(path);
-}
-
-Status open_module(const std::string& name, const TransportModule** out) {
-  const std::string file = "libscape_" + name + ".so";
-  const std::string here = own_directory();
-  // Beside the library; for a program in bin/, in the lib/ next to it.
+Status open_transport(const std::string& name, const TransportModule** out) {
   void* handle = nullptr;
-  std::string reasons;
-  for (const std::string& path : {here + "/" + file, here + "/../lib/" + file}) {
-    handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    if (handle != nullptr) {
-      SCAPE_DEBUG("transport module %s", path.c_str());
-      break;
-    }
-    const char* reason = dlerror();
-    reasons += (reasons.empty() ? "" : "; ") + std::string(reason != nullptr ? reason : path);
-  }
-  if (handle == nullptr) {
-    return error(SCAPE_ERR_SYSTEM,
-                 "transport %s: %s cannot be loaded (%s); install the transport's library, or keep "
-                 "the module "
-                 "beside the scape library",
-                 name.c_str(), file.c_str(), reasons.c_str());
+  if (const Status status = open_module(name, &handle); !status.ok()) {
+    return error(status.code(),
+                 "transport %s: %s; install the transport's library, or keep the module beside the "
+                 "scape library",
+                 name.c_str(), status.message().c_str());
   }
   const auto* module = static_cast<const TransportModule*>(dlsym(handle, kTransportModuleSymbol));
   if (module == nullptr || module->abi != kTransportAbi) {
-    return error(
-        SCAPE_ERR_SYSTEM,
-        "transport %s: %s is of another build of scape (interface %u, not %u); reinstall it",
-        name.c_str(), file.c_str(), module != nullptr ? module->abi : 0, kTransportAbi);
+    return error(SCAPE_ERR_SYSTEM,
+                 "transport %s: libscape_%s.so is of another build of scape (interface %u, not "
+                 "%u); reinstall "
+                 "it",
+                 name.c_str(), name.c_str(), module != nullptr ? module->abi : 0, kTransportAbi);
   }
   *out = module;
   return Status::Ok();
@@ -73,7 +41,7 @@ Status load_transport_module(std::string_view name, const TransportModule** out)
   const TransportModule*& slot = (*modules)[std::string(name)];
   if (slot == nullptr) {
     const TransportModule* module = nullptr;
-    SCAPE_RETURN_IF_ERROR(open_module(std::string(name), &module));
+    SCAPE_RETURN_IF_ERROR(open_transport(std::string(name), &module));
     slot = module;
   }
   *out = slot;

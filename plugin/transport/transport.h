@@ -43,6 +43,8 @@ struct TransportCounters {
   uint64_t received_bytes = 0;
   uint64_t sent_messages = 0;
   uint64_t received_messages = 0;
+  // The library had no room for them at first.
+  uint64_t posted_again = 0;
 };
 
 class Transport {
@@ -122,7 +124,7 @@ struct TransportDevice {
 };
 
 // What a module exports as `scape_transport_module`. The number changes with any type above.
-inline constexpr uint32_t kTransportAbi = 2;
+inline constexpr uint32_t kTransportAbi = 3;
 struct TransportModule {
   uint32_t abi;
   const char* name;

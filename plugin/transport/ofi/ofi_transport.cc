@@ -448,7 +448,8 @@ class OfiTransport final : public Transport {
   }
   size_t room() const override { return std::min(sends_.room, receives_.room); }
   TransportCounters counters() const override {
-    return {sent_.bytes, received_.bytes, sent_.messages, received_.messages};
+    return {sent_.bytes, received_.bytes, sent_.messages, received_.messages,
+            sent_.posted_again + received_.posted_again};
   }
 
  private:
@@ -595,6 +596,7 @@ class OfiTransport final : public Transport {
   // Hands the request to the provider, behind those that wait for it already.
   void post_in_turn(Request* request, Waiting* waiting) {
     if (waiting->empty() && post(request)) return;
+    (request->sends ? sent_ : received_).add_posted_again();
     waiting->push_back(request);
     ++waiting_;
   }

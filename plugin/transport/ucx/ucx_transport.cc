@@ -294,7 +294,7 @@ class UcxTransport final : public Transport {
   bool arm() override { return ucp_worker_arm(worker_) == UCS_OK; }
   size_t room() const override { return SIZE_MAX; }
   TransportCounters counters() const override {
-    return {sent_.bytes, received_.bytes, sent_.messages, received_.messages};
+    return {sent_.bytes, received_.bytes, sent_.messages, received_.messages, 0};
   }
 
  private:

@@ -423,6 +423,7 @@ LAUNCHED_CASE(F35_settings) {
 #define SCAPE_SETTING_REAL(field, name, fallback, min, max, help) \
   set(name, std::to_string(fallback));
 #define SCAPE_SETTING_PORTS(field, name, help) set(name, "20000-30000");
+#define SCAPE_SETTING_CPUS(field, name, help) set(name, "0-65535");
 #include "base/settings_list.h"
 #undef SCAPE_SETTING_CHOICE
 #undef SCAPE_SETTING_STRING
@@ -430,6 +431,7 @@ LAUNCHED_CASE(F35_settings) {
 #undef SCAPE_SETTING_INT
 #undef SCAPE_SETTING_REAL
 #undef SCAPE_SETTING_PORTS
+#undef SCAPE_SETTING_CPUS
       set("SCAPE_MODE", "host");
       set("SCAPE_LIB", preload_path());
       set("SCAPE_NCCL_LIB", stub_path());

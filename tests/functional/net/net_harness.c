@@ -22,6 +22,7 @@
 
 #include "tests/functional/net/coll_scenarios.h"
 #include "tests/functional/net/harness.h"
+#include "tests/functional/net/statistics_scenarios.h"
 
 struct shared* shared;
 const char* library;
@@ -929,6 +930,7 @@ static const struct scenario kScenarios[] = {
     {"mismatch", scenario_mismatch, 2, 1, -1},
     {"threads", scenario_threads, 1, 0, -1},
     {"hidden", scenario_hidden, 1, 1, -1},
+    STATISTICS_SCENARIOS,
     COLL_SCENARIOS,
 };
 

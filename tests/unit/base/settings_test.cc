@@ -74,6 +74,33 @@ TEST(Settings, BadValuesAreNamedWithTheirRange) {
   }));
 }
 
+TEST(Settings, CpuChoices) {
+  for (const std::string bad : {"", "some", "Auto", "0-", "1,none", "3-2", "auto,0"}) {
+    EXPECT_TRUE(in_child({{"SCAPE_PROGRESS_CPUS", bad}}, [&] {
+      return mentions(settings_status().message(),
+                      {"SCAPE_PROGRESS_CPUS", "\"" + bad + "\"", "auto, none", "0-3,8"}) &&
+             settings().progress_cpus.automatic && settings().progress_cpus.cpus.empty();
+    })) << bad;
+  }
+  EXPECT_TRUE(in_child({{"SCAPE_PROGRESS_CPUS", "none"}}, [] {
+    const CpuChoice& choice = settings().progress_cpus;
+    return settings_status().ok() && !choice.automatic && choice.cpus.empty() &&
+           choice.text() == "none";
+  }));
+  EXPECT_TRUE(in_child({{"SCAPE_PROGRESS_CPUS", "8,0-3"}}, [] {
+    const CpuChoice& choice = settings().progress_cpus;
+    return settings_status().ok() && !choice.automatic && choice.text() == "0-3,8";
+  }));
+  EXPECT_TRUE(in_child({}, [] { return settings().progress_cpus.text() == "auto"; }));
+}
+
+TEST(Settings, VariablesAreThoseOfTheStart) {
+  EXPECT_TRUE(in_child({{"LATER", "1"}}, [] {
+    return variable_at_start("LATER").empty() && variable_at_start("PATH") == ::getenv("PATH") &&
+           variable_at_start("PAT").empty();
+  }));
+}
+
 TEST(Settings, PortRanges) {
   for (const std::string bad : {"20000", "20000-", "-20000", "2-1", "0-9", "1-65536", "a-b", "1 -2",
                                 "1- 2", "1-2-3", "-", "1--2"}) {
@@ -118,6 +145,7 @@ TEST(Settings, EveryKnownNameIsTakenWithoutAWarning) {
 #define SCAPE_SETTING_INT(field, name, fallback, min, max, help) {name, std::to_string(min)},
 #define SCAPE_SETTING_REAL(field, name, fallback, min, max, help) {name, std::to_string(max)},
 #define SCAPE_SETTING_PORTS(field, name, help) {name, "1-65535"},
+#define SCAPE_SETTING_CPUS(field, name, help) {name, "0,2-3"},
 #include "base/settings_list.h"
   };
   EXPECT_TRUE(in_child(all, [&] {

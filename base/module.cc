@@ -1,0 +1,50 @@
+#include "base/module.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+
+#include "base/log.h"
+
+namespace scape {
+namespace {
+
+std::string directory_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, slash);
+}
+
+// The directory of the library (or program) that contains this code, links resolved.
+std::string own_directory() {
+  Dl_info info{};
+  static const char anchor = 0;
+  if (dladdr(&anchor, &info) == 0 || info.dli_fname == nullptr) return ".";
+  std::string path = info.dli_fname;
+  if (path.find('/') == std::string::npos) path = "/proc/self/exe";
+  if (char* resolved = ::realpath(path.c_str(), nullptr); resolved != nullptr) {
+    path = resolved;
+    ::free(resolved);
+  }
+  return directory_of(path);
+}
+
+}  // namespace
+
+Status open_module(const std::string& name, void** handle) {
+  const std::string file = "libscape_" + name + ".so";
+  const std::string here = own_directory();
+  // Beside the library; for a program in bin/, in the lib/ next to it.
+  std::string reasons;
+  for (const std::string& path : {here + "/" + file, here + "/../lib/" + file}) {
+    *handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (*handle != nullptr) {
+      SCAPE_DEBUG("module %s", path.c_str());
+      return Status::Ok();
+    }
+    const char* reason = dlerror();
+    reasons += (reasons.empty() ? "" : "; ") + std::string(reason != nullptr ? reason : path);
+  }
+  return error(SCAPE_ERR_SYSTEM, "%s cannot be loaded (%s)", file.c_str(), reasons.c_str());
+}
+
+}  // namespace scape
