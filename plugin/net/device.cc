@@ -12,6 +12,7 @@
 
 #include "base/settings.h"
 #include "plugin/net/nccl_log.h"
+#include "plugin/transport/device_filter.h"
 
 namespace scape::net {
 namespace {
@@ -62,13 +63,13 @@ uint64_t hex_digits(const std::string& text) {
   return std::strtoull(digits.c_str(), nullptr, 16);
 }
 
-std::string list_of(const std::vector<Device>& devices) {
+std::string list_of(const Devices& devices) {
   std::string text;
-  for (const Device& device : devices) {
+  for (const Device& device : devices.list) {
     text += (text.empty() ? "" : ", ") + device.transport.name + " (" + device.transport.protocol +
             format(", %g Gb/s)", device.speed_mbps / 1000.0);
   }
-  return text;
+  return text + "; " + plugin::DeviceFilter::of(devices.library).text();
 }
 
 Status look(const std::string& library, Devices* out) {
@@ -93,7 +94,7 @@ Status choose(Devices* out) {
   if (settings().net != 0) {  // auto, then the transports
     const auto chosen = static_cast<size_t>(settings().net - 1);
     SCAPE_RETURN_IF_ERROR(look(std::string(plugin::transport_names()[chosen]), out));
-    NET_INFO("%s, chosen by SCAPE_NET, on %s", out->library.c_str(), list_of(out->list).c_str());
+    NET_INFO("%s, chosen by SCAPE_NET, on %s", out->library.c_str(), list_of(*out).c_str());
     return Status::Ok();
   }
   // UCX is at its best on InfiniBand and RoCE, libfabric on what it alone drives (EFA, Slingshot,
@@ -101,7 +102,7 @@ Status choose(Devices* out) {
   Devices ofi;
   const Status ucx_status = look("ucx", out);
   if (ucx_status.ok() && has_fabric(*out)) {
-    NET_INFO("ucx, for the InfiniBand or RoCE devices, on %s", list_of(out->list).c_str());
+    NET_INFO("ucx, for the InfiniBand or RoCE devices, on %s", list_of(*out).c_str());
     return Status::Ok();
   }
   const Status ofi_status = look("ofi", &ofi);
@@ -109,18 +110,18 @@ Status choose(Devices* out) {
     *out = ofi;
     if (ucx_status.ok()) {
       NET_INFO("ofi, for the devices of %s, on %s", ofi.list.front().transport.protocol.c_str(),
-               list_of(out->list).c_str());
+               list_of(*out).c_str());
     } else {
-      NET_WARN("ofi, on %s, because UCX is not to be had: %s", list_of(out->list).c_str(),
+      NET_WARN("ofi, on %s; UCX is not to be had: %s", list_of(*out).c_str(),
                ucx_status.message().c_str());
     }
     return Status::Ok();
   }
   if (ucx_status.ok()) {
     if (ofi_status.ok()) {
-      NET_INFO("ucx, with no RDMA device here, on %s", list_of(out->list).c_str());
+      NET_INFO("ucx, with no RDMA device here, on %s", list_of(*out).c_str());
     } else {
-      NET_INFO("ucx, on %s; libfabric is not to be had: %s", list_of(out->list).c_str(),
+      NET_INFO("ucx, on %s; libfabric is not to be had: %s", list_of(*out).c_str(),
                ofi_status.message().c_str());
     }
     return Status::Ok();
