@@ -64,9 +64,10 @@ int coll_listen(int device, void* handle, void** listen_comm) {
     if (listen_comm == nullptr) return null_argument("listen", "listenComm");
     *listen_comm = nullptr;
     const Devices* devices = nullptr;
-    SCAPE_RETURN_IF_ERROR(check_device(device, &devices));
+    const Device* found = nullptr;
+    SCAPE_RETURN_IF_ERROR(find_device(Face::kCollective, device, &devices, &found));
     auto door = std::make_unique<Door>();
-    door->device = device;
+    door->device = devices->list[static_cast<size_t>(found->members.front())].transport.name;
     SCAPE_RETURN_IF_ERROR(open_door(devices->library, &door->socket, &door->invitation));
     SCAPE_RETURN_IF_ERROR(door->invitation.write(handle));
     *listen_comm = door.release();

@@ -80,6 +80,7 @@ Status look(const std::string& library, Devices* out) {
   SCAPE_RETURN_IF_ERROR(out->module->devices(&found));
   for (const plugin::TransportDevice& device : found) {
     out->list.push_back(describe_device(device, "/sys"));
+    out->list.back().members = {static_cast<int>(out->list.size()) - 1};
     // Without one of its own, its place among the others has to tell it apart.
     if (out->list.back().guid == 0) out->list.back().guid = out->list.size();
   }
@@ -130,6 +131,20 @@ Status choose(Devices* out) {
                ucx_status.message().c_str(), ofi_status.message().c_str());
 }
 
+// The devices that NCCL has had made of several. Never destroyed: connections and NCCL refer to
+// them until the last moment.
+struct Joined {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Device>> list;
+  size_t counted = 0;  // of the list, those that NCCL is told of
+
+  static Joined& of(Face face) {
+    static auto* const net = new Joined;
+    static auto* const collective = new Joined;
+    return face == Face::kNet ? *net : *collective;
+  }
+};
+
 }  // namespace
 
 Device describe_device(const plugin::TransportDevice& transport, const std::string& root) {
@@ -173,6 +188,101 @@ Status find_devices(const Devices** out) {
   }
   *out = kept;
   return Status::Ok();
+}
+
+Device join(const std::vector<Device>& list, std::span<const int> members) {
+  Device joined = list[static_cast<size_t>(members.front())];
+  joined.members.assign(members.begin(), members.end());
+  for (const int number : members.subspan(1)) {
+    const Device& member = list[static_cast<size_t>(number)];
+    joined.transport.name += "+" + member.transport.name;
+    joined.transport.largest_message =
+        std::min(joined.transport.largest_message, member.transport.largest_message);
+    joined.speed_mbps += std::min(member.speed_mbps, INT_MAX - joined.speed_mbps);
+  }
+  return joined;
+}
+
+Status find_device(Face face, int number, const Devices** devices, const Device** out) {
+  SCAPE_RETURN_IF_ERROR(find_devices(devices));
+  const std::vector<Device>& physical = (*devices)->list;
+  Joined& joined = Joined::of(face);
+  std::lock_guard<std::mutex> lock(joined.mutex);
+  const size_t all = physical.size() + joined.list.size();
+  if (number >= 0 && static_cast<size_t>(number) < all) {
+    const auto at = static_cast<size_t>(number);
+    *out = at < physical.size() ? &physical[at] : joined.list[at - physical.size()].get();
+    return Status::Ok();
+  }
+  return error(SCAPE_ERR_ARGUMENT, "device %d is none of the %zu there are", number, all);
+}
+
+Status count_devices(Face face, int* out) {
+  const Devices* devices = nullptr;
+  SCAPE_RETURN_IF_ERROR(find_devices(&devices));
+  Joined& joined = Joined::of(face);
+  std::lock_guard<std::mutex> lock(joined.mutex);
+  *out = static_cast<int>(devices->list.size() + joined.counted);
+  return Status::Ok();
+}
+
+Status join_devices(Face face, const int* numbers, int count, int limit, int* number) {
+  const Devices* devices = nullptr;
+  SCAPE_RETURN_IF_ERROR(find_devices(&devices));
+  if (count < 1 || count > limit) {
+    return error(SCAPE_ERR_ARGUMENT, "makeVDevice: %d devices; 1 to %d can be joined", count,
+                 limit);
+  }
+  const std::span<const int> members(numbers, static_cast<size_t>(count));
+  for (size_t i = 0; i < members.size(); ++i) {
+    const Device* member = nullptr;
+    if (const Status status = find_device(face, members[i], &devices, &member); !status.ok()) {
+      return error(SCAPE_ERR_ARGUMENT, "makeVDevice: %s", status.message().c_str());
+    }
+    if (member->members.size() > 1) {
+      return error(SCAPE_ERR_ARGUMENT,
+                   "makeVDevice: device %d, %s, is made of several; join the physical ones",
+                   members[i], member->transport.name.c_str());
+    }
+    if (std::find(members.begin(), members.begin() + static_cast<ptrdiff_t>(i), members[i]) !=
+        members.begin() + static_cast<ptrdiff_t>(i)) {
+      return error(SCAPE_ERR_ARGUMENT, "makeVDevice: device %d, %s, is named twice", members[i],
+                   member->transport.name.c_str());
+    }
+  }
+  if (members.size() == 1) {
+    *number = members.front();
+    return Status::Ok();
+  }
+  Joined& joined = Joined::of(face);
+  std::lock_guard<std::mutex> lock(joined.mutex);
+  size_t at = 0;
+  while (at < joined.list.size() &&
+         !std::equal(members.begin(), members.end(), joined.list[at]->members.begin(),
+                     joined.list[at]->members.end())) {
+    ++at;
+  }
+  if (at == joined.list.size()) {
+    joined.list.push_back(std::make_unique<Device>(join(devices->list, members)));
+  }
+  if (at >= joined.counted) {
+    const Device& made = *joined.list[at];
+    NET_INFO("device %zu is %s (%g Gb/s)%s", devices->list.size() + at, made.transport.name.c_str(),
+             made.speed_mbps / 1000.0,
+             face == Face::kNet ? ": large messages go over all of them"
+                                : ", of which collectives use the first");
+    joined.counted = at + 1;
+  }
+  *number = static_cast<int>(devices->list.size() + at);
+  return Status::Ok();
+}
+
+void uncount_joined_devices() {
+  for (const Face face : {Face::kNet, Face::kCollective}) {
+    Joined& joined = Joined::of(face);
+    std::lock_guard<std::mutex> lock(joined.mutex);
+    joined.counted = 0;
+  }
 }
 
 }  // namespace scape::net

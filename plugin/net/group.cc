@@ -98,7 +98,7 @@ Status Group::join(Door* door, void* const* handles, int ranks, int rank,
   SCAPE_RETURN_IF_ERROR(read_handles(*door, handles, ranks, rank, &root));
   const Devices* devices = nullptr;
   SCAPE_RETURN_IF_ERROR(find_devices(&devices));
-  const std::string& device = devices->list[static_cast<size_t>(door->device)].transport.name;
+  const std::string& device = door->device;
   std::unique_ptr<Group> group(new Group);
   group->rank_ = rank;
   group->ranks_ = ranks;
