@@ -72,31 +72,6 @@ std::string list_of(const Devices& devices) {
   return text + "; " + plugin::DeviceFilter::of(devices.library).text();
 }
 
-// "eth2" before "eth10". Hosts that are alike number their devices alike, however their libraries
-// list them: rails are paired by number.
-bool comes_before(const Device& a, const Device& b) {
-  const std::string &one = a.transport.name, &other = b.transport.name;
-  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-  size_t i = 0, j = 0;
-  while (i < one.size() && j < other.size()) {
-    if (is_digit(one[i]) && is_digit(other[j])) {
-      const auto number = [&](const std::string& text, size_t* at) {
-        uint64_t value = 0;
-        for (; *at < text.size() && is_digit(text[*at]); ++*at) {
-          value = value * 10 + static_cast<uint64_t>(text[*at] - '0');
-        }
-        return value;
-      };
-      const uint64_t x = number(one, &i), y = number(other, &j);
-      if (x != y) return x < y;
-    } else {
-      if (one[i] != other[j]) return one[i] < other[j];
-      ++i, ++j;
-    }
-  }
-  return one.size() - i < other.size() - j;
-}
-
 Status look(const std::string& library, Devices* out) {
   out->library = library;
   out->list.clear();
@@ -106,7 +81,10 @@ Status look(const std::string& library, Devices* out) {
   for (const plugin::TransportDevice& device : found) {
     out->list.push_back(describe_device(device, "/sys"));
   }
-  std::stable_sort(out->list.begin(), out->list.end(), comes_before);
+  // Rails are paired by number.
+  std::stable_sort(out->list.begin(), out->list.end(), [](const Device& a, const Device& b) {
+    return plugin::device_comes_before(a.transport.name, b.transport.name);
+  });
   for (size_t i = 0; i < out->list.size(); ++i) {
     Device& device = out->list[i];
     device.members = {static_cast<int>(i)};

@@ -1,6 +1,7 @@
 #include "plugin/transport/device_filter.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <span>
 #include <string_view>
@@ -57,6 +58,28 @@ Status DeviceFilter::leaves_none(const char* library,
       "%s: %s admits none of the network devices that there are: %s; name one of them, %s", library,
       text().c_str(), list.c_str(),
       ethernet_only_ ? "unset it, or choose the devices with SCAPE_NET_IF" : "or unset it");
+}
+
+bool device_comes_before(const std::string& one, const std::string& other) {
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  size_t i = 0, j = 0;
+  while (i < one.size() && j < other.size()) {
+    if (is_digit(one[i]) && is_digit(other[j])) {
+      const auto number = [&](const std::string& text, size_t* at) {
+        uint64_t value = 0;
+        for (; *at < text.size() && is_digit(text[*at]); ++*at) {
+          value = value * 10 + static_cast<uint64_t>(text[*at] - '0');
+        }
+        return value;
+      };
+      const uint64_t x = number(one, &i), y = number(other, &j);
+      if (x != y) return x < y;
+    } else {
+      if (one[i] != other[j]) return one[i] < other[j];
+      ++i, ++j;
+    }
+  }
+  return one.size() - i < other.size() - j;
 }
 
 }  // namespace scape::plugin

@@ -46,4 +46,8 @@ class DeviceFilter {
   std::string own_;
 };
 
+// "eth2" before "eth10": hosts that are alike number their devices alike, however their libraries
+// list them.
+bool device_comes_before(const std::string& one, const std::string& other);
+
 }  // namespace scape::plugin
