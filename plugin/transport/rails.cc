@@ -32,6 +32,7 @@ class RailsTransport final : public Transport {
   explicit RailsTransport(std::string_view module) : module_(module) {}
   ~RailsTransport() override {
     if (event_fd_ >= 0) ::close(event_fd_);
+    rails_.clear();  // before the pieces that they may still have
   }
 
   Status init(const TransportModule& module, TransportOptions options,

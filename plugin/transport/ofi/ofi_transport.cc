@@ -375,8 +375,8 @@ class OfiTransport final : public Transport {
     SCAPE_RETURN_IF_ERROR(unseal_address(address, who, &theirs));
     if (theirs.provider != choice_->provider()) {
       return error(SCAPE_ERR_MISMATCH,
-                   "ofi: %s uses the provider %s and this rank %s; set FI_PROVIDER to the same "
-                   "everywhere",
+                   "ofi: %s uses the provider %s and this rank %s; set FI_PROVIDER and "
+                   "SCAPE_NET_IF to the same everywhere",
                    who.c_str(), theirs.provider.c_str(), std::string(choice_->provider()).c_str());
     }
     const std::string host = this_host();

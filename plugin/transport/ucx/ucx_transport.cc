@@ -309,7 +309,9 @@ class UcxTransport final : public Transport {
     PeerAddress theirs;
     SCAPE_RETURN_IF_ERROR(unseal_address(address, who, &theirs));
     if (theirs.provider != name()) {
-      return error(SCAPE_ERR_MISMATCH, "ucx: %s has an address of %s; set SCAPE_TRANSPORT alike",
+      return error(SCAPE_ERR_MISMATCH,
+                   "ucx: %s has an address of %s; set SCAPE_TRANSPORT "
+                   "and SCAPE_NET_IF alike",
                    who.c_str(), theirs.provider.c_str());
     }
     *peer = static_cast<int>(addresses_.size());

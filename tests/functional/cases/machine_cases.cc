@@ -417,6 +417,17 @@ LAUNCHED_CASE(F34_devices_by_name) {
   for (const Outcome& outcome : expect(runs, {0, 0})) {
     CHECK_SAYING(contains(outcome.err, "rail1") && !contains(outcome.err, "rail0"), outcome.err);
   }
+  // Several devices here and one there do not meet.
+  runs = rank_runs("F34_calls", 2, "fails");
+  for (Run& one : runs) {
+    one.environment["UCX_TLS"] = "tcp,self";
+    one.environment["SCAPE_NET_IF"] = &one == &runs[0] ? "=rail1" : "rail";
+  }
+  for (const Outcome& outcome : expect(runs, {0, 0})) {
+    CHECK_SAYING(
+        contains(outcome.err, "several devices of ") && contains(outcome.err, "SCAPE_NET_IF"),
+        outcome.err);
+  }
   // What admits nothing is an error that names it and what there is.
   runs = rank_runs("F34_calls", 2, "fails");
   for (Run& one : runs) one.environment["SCAPE_NET_IF"] = "nosuch,ra1l";
