@@ -47,6 +47,11 @@ SCAPE_SETTING_REAL(timeout_s, "SCAPE_TIMEOUT", 300, 0.1, 86400,
 SCAPE_SETTING_REAL(bootstrap_timeout_s, "SCAPE_BOOTSTRAP_TIMEOUT", 120, 0.1, 86400,
                    "seconds a communicator's creation may wait for its peers before it fails")
 SCAPE_SETTING_STRING(
+    net_if, "SCAPE_NET_IF", "",
+    "network devices that messages may use, in the form of NCCL_SOCKET_IFNAME, of those that "
+    "UCX_NET_DEVICES or FI_*_IFACE leave, and where several are named they share large messages; "
+    "when empty, and those are too, NCCL_SOCKET_IFNAME chooses")
+SCAPE_SETTING_STRING(
     socket_ifname, "NCCL_SOCKET_IFNAME", "",
     "interfaces the bootstrap may use: a comma-separated list of prefixes, ^ excludes, = matches "
     "exactly")

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Runs a command on test hosts: N network namespaces of this machine on one switch, each with its own rate.
 #
-#   perf/hosts.sh [-n HOSTS] [-p RANKS] [-r RATE] [-d DELAY] -- COMMAND [ARGUMENT ...]
+#   perf/hosts.sh [-n HOSTS] [-p RANKS] [-l LINKS] [-r RATE] [-d DELAY] -- COMMAND [ARGUMENT ...]
 #
 #   -n HOSTS   how many (4)
 #   -p RANKS   processes on each (1)
-#   -r RATE    of each host's link, both ways, as tc writes it (1gbit)
+#   -l LINKS   of each host, eth0, eth1, ..., each to a network of its own (1)
+#   -r RATE    of each link, both ways, as tc writes it (1gbit)
 #   -d DELAY   one way, as tc writes it, such as 100us (none)
 #   -q         no closing table of the bytes that crossed each link
 #
@@ -17,14 +18,15 @@
 # next. Needs root and iproute2.
 set -euo pipefail
 
-hosts=4 ranks=1 rate=1gbit delay="" table=1
+hosts=4 ranks=1 links=1 rate=1gbit delay="" table=1
 usage() { sed -n '2,/^set -/s/^# \{0,1\}//p' "$0" | sed '/^set -/d' >&2; exit 2; }
 number() { [[ $2 =~ ^[1-9][0-9]*$ ]] && [ "$2" -le "$3" ] || { echo "hosts.sh: $1 is \"$2\"; it takes 1 .. $3" >&2; exit 2; }; }
 while [ $# -gt 0 ]; do
   case $1 in
-    -n | -p | -r | -d) [ $# -ge 2 ] || usage ;;&
+    -n | -p | -l | -r | -d) [ $# -ge 2 ] || usage ;;&
     -n) number -n "$2" 64; hosts=$2; shift 2 ;;
     -p) number -p "$2" 64; ranks=$2; shift 2 ;;
+    -l) number -l "$2" 8; links=$2; shift 2 ;;
     -r) rate=$2; shift 2 ;;
     -d) delay=$2; shift 2 ;;
     -q) table=0; shift ;;
@@ -78,24 +80,28 @@ shape() {
   [ -z "$delay" ] || ip netns exec "$1" tc qdisc replace dev "$2" parent 1: handle 2: netem delay "$delay" limit 100000
 }
 ip netns add "$switch"
-ip -n "$switch" link add name switch type bridge
-ip -n "$switch" link set switch up
+for ((l = 0; l < links; ++l)); do
+  ip -n "$switch" link add name "switch$l" type bridge
+  ip -n "$switch" link set "switch$l" up
+done
 for ((h = 0; h < hosts; ++h)); do
   ip netns add "$name-$h"
-  ip -n "$switch" link add "port$h" type veth peer name eth0 netns "$name-$h"
-  ip -n "$switch" link set "port$h" master switch up
-  ip -n "$name-$h" addr add "10.73.0.$((h + 1))/24" dev eth0
   ip -n "$name-$h" link set lo up
-  # As a network card that cuts segments itself. One of more than the burst would be cut here, at the cost of the cores.
-  ip -n "$name-$h" link set eth0 gso_max_size 32768 up
   echo "10.73.0.$((h + 1)) host$h" >>"$names"
-  shape "$name-$h" eth0
-  shape "$switch" "port$h"
-  steer "$name-$h" eth0 "$h"
-  steer "$switch" "port$h" "$h"
+  for ((l = 0; l < links; ++l)); do
+    ip -n "$switch" link add "port$h-$l" type veth peer name "eth$l" netns "$name-$h"
+    ip -n "$switch" link set "port$h-$l" master "switch$l" up
+    ip -n "$name-$h" addr add "10.73.$l.$((h + 1))/24" dev "eth$l"
+    # As a network card that cuts segments itself. One of more than the burst would be cut here, at the cost of the cores.
+    ip -n "$name-$h" link set "eth$l" gso_max_size 32768 up
+    shape "$name-$h" "eth$l"
+    shape "$switch" "port$h-$l"
+    steer "$name-$h" "eth$l" "$h"
+    steer "$switch" "port$h-$l" "$h"
+  done
 done
 
-bytes() { ip netns exec "$name-$1" cat "/sys/class/net/eth0/statistics/$2_bytes"; }
+bytes() { ip netns exec "$name-$1" cat "/sys/class/net/eth$2/statistics/$3_bytes"; }
 
 echo "127.0.0.1 localhost" >>"$names"
 
@@ -139,9 +145,14 @@ status=0
 all "$hosts" host "$@" || status=$?
 
 if [ $table = 1 ]; then
-  printf '# hosts %d, ranks on each %d, link %s%s\n' "$hosts" "$ranks" "$rate" "${delay:+, delay $delay}" >&2
+  printf '# hosts %d, ranks on each %d, link%s %s%s\n' "$hosts" "$ranks" "$([ "$links" = 1 ] || echo "s $links of")" \
+    "$rate" "${delay:+, delay $delay}" >&2
   for ((h = 0; h < hosts; ++h)); do
-    printf '# host%d sent %15d bytes, received %15d\n' "$h" "$(bytes "$h" tx)" "$(bytes "$h" rx)" >&2
+    for ((l = 0; l < links; ++l)); do
+      which=host$h
+      [ "$links" = 1 ] || which=$which/eth$l
+      printf '# %s sent %15d bytes, received %15d\n' "$which" "$(bytes "$h" $l tx)" "$(bytes "$h" $l rx)" >&2
+    done
   done
 fi
 exit $status

@@ -92,7 +92,9 @@ bool parse_options(int argc, char** argv, NetOptions* out, int* exit_code) {
   app.add_option("--abi", options.plugin.version,
                  "version of its interface; else the newest, as NCCL takes it")
       ->check(CLI::Range(6, 12));
-  app.add_option("--device", options.plugin.device, "number of the plugin's device")
+  app.add_option("--device", options.plugin.devices,
+                 "number of the plugin's device; several, as in 0,1, are joined to one")
+      ->delimiter(',')
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();
   app.add_option("-g,--ngpus", options.local_ranks, "ranks that this command starts: 2")
@@ -367,8 +369,7 @@ class NetReport {
         kRanks, options_.min_bytes, options_.max_bytes, options_.step_text().c_str(),
         options_.window, options_.group, options_.slots, options_.rounds, options_.checks);
     std::printf("# Plugin: %s, version %d, device %d: %s, %d Mb/s\n", plugin_.path.c_str(),
-                plugin_.version, options_.plugin.device, plugin_.device.c_str(),
-                plugin_.speed_mbps);
+                plugin_.version, plugin_.number, plugin_.device.c_str(), plugin_.speed_mbps);
     std::printf(
         "# latency: half of a round trip. lat + and algbw x: what the plugin takes longer than, "
         "and "

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "perf/common/control.h"
@@ -59,13 +60,14 @@ class Carrier {
 
 // The plugin, loaded as NCCL loads it.
 struct PluginChoice {
-  std::string path;  // empty: ../lib/libnccl-net-scape.so beside this program
-  int version = 0;   // of the interface; 0: the newest that it has
-  int device = 0;
+  std::string path;                // empty: ../lib/libnccl-net-scape.so beside this program
+  int version = 0;                 // of the interface; 0: the newest that it has
+  std::vector<int> devices = {0};  // several are joined to one
 };
 struct PluginInfo {
   std::string path;
   int version = 0;
+  int number = 0;  // of the device
   std::string device;
   int speed_mbps = 0;
 };

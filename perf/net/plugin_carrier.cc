@@ -67,14 +67,21 @@ class PluginCarrier final : public Carrier {
     RETURN_IF_REFUSED("init", api_init(&api_, log_line));
     int devices = 0;
     RETURN_IF_REFUSED("devices", api_devices(&api_, &devices));
-    if (choice.device >= devices) {
-      return error(SCAPE_ERR_ARGUMENT, "--device %d: the plugin has %d", choice.device, devices);
+    for (const int device : choice.devices) {
+      if (device >= devices) {
+        return error(SCAPE_ERR_ARGUMENT, "--device %d: the plugin has %d", device, devices);
+      }
     }
-    RETURN_IF_REFUSED("getProperties", api_properties(&api_, choice.device, &properties_));
-    device_ = choice.device;
+    device_ = choice.devices.front();
+    if (choice.devices.size() > 1) {
+      RETURN_IF_REFUSED("makeVDevice", api_make_device(&api_, &device_, choice.devices.data(),
+                                                       static_cast<int>(choice.devices.size())));
+    }
+    RETURN_IF_REFUSED("getProperties", api_properties(&api_, device_, &properties_));
     char real[PATH_MAX];
     info->path = realpath(path.c_str(), real) != nullptr ? real : path;
     info->version = api_.version;
+    info->number = device_;
     info->device = properties_.name;
     info->speed_mbps = properties_.speed;
     return Status::Ok();

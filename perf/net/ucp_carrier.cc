@@ -3,6 +3,8 @@
 #ifdef SCAPE_PERF_UCX
 #include <ucp/api/ucp.h>
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
 namespace scape::perf {
@@ -25,8 +27,11 @@ class UcpCarrier final : public Carrier {
     ucp_config_t* config = nullptr;
     ucs_status_t status = ucp_config_read(nullptr, nullptr, &config);
     if (status != UCS_OK) return ucp_error("ucp_config_read", status);
+    // Several that are joined: UCX uses them all, in its own way.
+    std::string names = device;
+    std::replace(names.begin(), names.end(), '+', ',');
     // As the plugin's: "memory" stands for the memory that processes share.
-    if (device != "memory") status = ucp_config_modify(config, "NET_DEVICES", device.c_str());
+    if (device != "memory") status = ucp_config_modify(config, "NET_DEVICES", names.c_str());
     if (status == UCS_OK) {
       ucp_params_t params{};
       params.field_mask = UCP_PARAM_FIELD_FEATURES;

@@ -103,8 +103,8 @@ constexpr Table make_table() {
   Table table{};
   table.name = net::kPluginName;
   fit(table.init, init_v6, init_v10, init_v11);
-  table.devices = net::devices;
-  table.get_properties = net::get_properties<P>;
+  table.devices = net::get_devices<net::Face::kNet>;
+  table.get_properties = net::get_properties<net::Face::kNet, P>;
   fit(table.listen, listen_v6, net::listen);
   fit(table.connect, connect_v6, connect_v7, connect_v10, connect_v11);
   fit(table.accept, net::accept, accept_v7);
@@ -123,8 +123,8 @@ constexpr Table make_table() {
     table.receive_consumed = receive_consumed;
   }
   if constexpr (requires { table.make_virtual_device; }) {
-    fit(table.make_virtual_device, net::make_virtual_device<net_members_4>,
-        net::make_virtual_device<net_members_8>);
+    fit(table.make_virtual_device, net::make_virtual_device<net::Face::kNet, net_members_4>,
+        net::make_virtual_device<net::Face::kNet, net_members_8>);
   }
   if constexpr (requires { table.finalize; }) {
     table.finalize = net::finalize;

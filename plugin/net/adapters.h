@@ -1,8 +1,10 @@
 // What the tables of the net plugin and of CollNet have in common.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <type_traits>
 
 #include "plugin/net/abi/common.h"
@@ -12,12 +14,17 @@ namespace scape::net {
 
 inline constexpr char kPluginName[] = "scape";
 
+template <Face face>
+int get_devices(int* count) {
+  return devices(face, count);
+}
+
 // Fields that a version does not have are left out.
-template <typename P>
+template <Face face, typename P>
 int get_properties(int device, P* out) {
   if (out == nullptr) return NET_INVALID_ARGUMENT;
   Properties found{};
-  if (const int result = properties(device, &found); result != NET_SUCCESS) return result;
+  if (const int result = properties(face, device, &found); result != NET_SUCCESS) return result;
   *out = {};
   out->name = const_cast<char*>(found.name);
   out->pci_path = const_cast<char*>(found.pci_path);
@@ -33,8 +40,9 @@ int get_properties(int device, P* out) {
     out->device_version = NET_DEVICE_INVALID_VERSION;
   }
   if constexpr (requires { out->members; }) {
-    out->members.count = 1;
-    out->members.devices[0] = device;
+    // A device of more than an older version has room for was made by a newer one.
+    out->members.count = std::min<int>(found.member_count, std::size(out->members.devices));
+    std::copy_n(found.members, out->members.count, out->members.devices);
     out->max_p2p_bytes = found.max_bytes;
     out->max_collective_bytes = found.max_bytes;
   }
@@ -54,17 +62,11 @@ inline int register_dmabuf(void*, void*, size_t, int, uint64_t, int, void**) {
   return refuse("regMrDmaBuf");
 }
 
-// A device of one is that one; devices are not joined.
-template <typename Members>
+template <Face face, typename Members>
 int make_virtual_device(int* device, Members* members) {
-  int count = 0;
-  if (const int result = devices(&count); result != NET_SUCCESS) return result;
-  if (device == nullptr || members == nullptr || members->count != 1 || members->devices[0] < 0 ||
-      members->devices[0] >= count) {
-    return refuse("makeVDevice of other than one device there is");
-  }
-  *device = members->devices[0];
-  return NET_SUCCESS;
+  constexpr int kLimit = sizeof(Members::devices) / sizeof(int);
+  return make_device(face, members != nullptr ? members->devices : nullptr,
+                     members != nullptr ? members->count : 0, kLimit, device);
 }
 
 // Gives a slot the one candidate of its signature.

@@ -6,7 +6,6 @@
 #include "base/exit_guard.h"
 #include "base/status.h"
 #include "plugin/net/abi/common.h"
-#include "plugin/net/device.h"
 #include "plugin/net/nccl_log.h"
 #include "plugin/net/statistics.h"
 
@@ -31,14 +30,6 @@ int guarded(bool said, Body&& body) {
 
 inline Status null_argument(const char* call, const char* name) {
   return error(SCAPE_ERR_ARGUMENT, "%s: %s is null", call, name);
-}
-
-// The devices, of which `device` is one.
-inline Status check_device(int device, const Devices** out) {
-  SCAPE_RETURN_IF_ERROR(find_devices(out));
-  const int count = static_cast<int>((*out)->list.size());
-  if (device >= 0 && device < count) return Status::Ok();
-  return error(SCAPE_ERR_ARGUMENT, "device %d is none of the %d there are", device, count);
 }
 
 // What regMr asks for can be registered at all.

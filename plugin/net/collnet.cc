@@ -64,9 +64,10 @@ int coll_listen(int device, void* handle, void** listen_comm) {
     if (listen_comm == nullptr) return null_argument("listen", "listenComm");
     *listen_comm = nullptr;
     const Devices* devices = nullptr;
-    SCAPE_RETURN_IF_ERROR(check_device(device, &devices));
+    const Device* found = nullptr;
+    SCAPE_RETURN_IF_ERROR(find_device(Face::kCollective, device, &devices, &found));
     auto door = std::make_unique<Door>();
-    door->device = device;
+    door->counters = &counters_of(*devices, *found);
     SCAPE_RETURN_IF_ERROR(open_door(devices->library, &door->socket, &door->invitation));
     SCAPE_RETURN_IF_ERROR(door->invitation.write(handle));
     *listen_comm = door.release();
@@ -84,9 +85,7 @@ int coll_connect(void* const* handles, int ranks, int rank, void* listen_comm, v
     auto* const door = static_cast<Door*>(listen_comm);
     const Status status = Group::join(door, handles, ranks, rank, &group);
     if (!status.ok()) {
-      const Devices* devices = nullptr;
-      SCAPE_RETURN_IF_ERROR(check_device(door->device, &devices));
-      counters_of(*devices, door->device).errors[Error::kJoin].add();
+      door->counters->errors[Error::kJoin].add();
       return error(status.code(), "collectives: rank %d of %d joins no group: %s", rank, ranks,
                    status.message().c_str());
     }

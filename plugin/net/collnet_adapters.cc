@@ -18,6 +18,7 @@ namespace {
 namespace net = scape::net;
 using net::fit;
 using net::is_negative;
+constexpr net::Face kFace = net::Face::kCollective;
 
 int init_v6(net_logger logger) { return net::init(logger, nullptr); }
 int init_v11(void** context, uint64_t, net_logger logger) {
@@ -28,7 +29,7 @@ int init_v11(void** context, uint64_t, net_logger logger) {
 // The net plugin's but for the largest call: longer ones are cut by NCCL, alike on all ranks.
 template <typename P>
 int get_properties(int device, P* out) {
-  const int result = net::get_properties(device, out);
+  const int result = net::get_properties<kFace>(device, out);
   if constexpr (requires { out->max_collective_bytes; }) {
     if (result == NET_SUCCESS) out->max_collective_bytes = net::Group::kMaxBytes;
   }
@@ -110,7 +111,7 @@ constexpr Table make_table() {
   Table table{};
   table.name = net::kPluginName;
   fit(table.init, init_v6, init_v11);
-  table.devices = net::devices;
+  table.devices = net::get_devices<kFace>;
   table.get_properties = get_properties<P>;
   fit(table.listen, net::coll_listen, listen_v11);
   table.connect = connect;
@@ -131,8 +132,8 @@ constexpr Table make_table() {
   table.close_coll = net::coll_close;
   table.close_listen = net::coll_close_listen;
   if constexpr (requires { table.make_virtual_device; }) {
-    fit(table.make_virtual_device, net::make_virtual_device<net_members_4>,
-        net::make_virtual_device<net_members_8>);
+    fit(table.make_virtual_device, net::make_virtual_device<kFace, net_members_4>,
+        net::make_virtual_device<kFace, net_members_8>);
   }
   if constexpr (requires { table.finalize; }) table.finalize = net::finalize;
   return table;

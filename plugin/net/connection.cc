@@ -27,15 +27,21 @@ static_assert(NET_MAX_REQUESTS == 32, "as many bits are in taken_");
 
 }  // namespace
 
-Connection::Connection(std::shared_ptr<Worker> worker, plugin::Socket control, bool sends, int peer,
-                       uint32_t number, std::string who)
+Connection::Connection(std::shared_ptr<Worker> worker, plugin::Socket control, bool sends,
+                       std::vector<Channel> channels, uint32_t number, std::string who)
     : worker_(std::move(worker)),
       control_(std::move(control)),
       sends_(sends),
-      peer_(peer),
-      tag_base_(uint64_t{number} << 32),
-      who_(std::move(who)) {
-  for (Request& request : requests_) request.connection = this;
+      channels_(std::move(channels)),
+      number_(number),
+      who_(std::move(who)),
+      pieces_(NET_MAX_REQUESTS * NET_MAX_RECEIVES * channels_.size()) {
+  for (const Channel& channel : channels_) weights_.push_back(channel.weight);
+  turns_ = turns_of(weights_);
+  for (size_t i = 0; i < NET_MAX_REQUESTS; ++i) {
+    requests_[i].connection = this;
+    requests_[i].pieces = &pieces_[i * NET_MAX_RECEIVES * channels_.size()];
+  }
   worker_->counters().connections_opened[direction()].add();
   worker_->counters().connections[direction()].add();
 }
@@ -51,18 +57,44 @@ Request* Connection::take_request(int count) {
   const int slot = std::countr_one(taken);  // only requests that end change bits meanwhile
   taken_.fetch_or(uint32_t{1} << slot, std::memory_order_acq_rel);
   Request& request = requests_[slot];
-  request.count = request.pending = count;
+  request.count = count;
+  request.pending = 0;
   request.ended.store(false, std::memory_order_relaxed);
   return &request;
 }
 
-void Connection::begin(Request* request, int index, void* memory) {
-  plugin::Operation& operation = request->operations[index];
+size_t Connection::next_channel(int tag) {
+  if (channels_.size() == 1) return 0;
+  // Connections begin with different ones.
+  return turns_[(number_ + messages_of_tag_[tag]++) % turns_.size()];
+}
+
+uint64_t Connection::tag_of(size_t channel, bool leads, uint32_t name) const {
+  static_assert(kMaxRails <= 8, "as many are told apart here");
+  const uint64_t kind = (leads ? 0 : 8) + channel;
+  return uint64_t{number_} << 36 | kind << 32 | name;
+}
+
+void Connection::start(Request* request, size_t slot, size_t channel, bool leads, uint32_t name,
+                       std::byte* data, size_t bytes, const Registration* memory) {
+  const Channel& to = channels_[channel];
+  Piece& piece = request->pieces[slot];
+  piece.rail = to.rail;
+  piece.leads = leads;
+  piece.bytes = bytes;
+  plugin::Operation& operation = piece.operation;
   operation.owner = request;
-  operation.index = static_cast<uint32_t>(index);
-  const auto* registration = static_cast<const Registration*>(memory);
-  operation.region = registration != nullptr ? registration->region : nullptr;
+  operation.index = static_cast<uint32_t>(slot);
+  operation.region = memory != nullptr ? memory->regions[static_cast<size_t>(to.rail)] : nullptr;
   ++messages_;
+  ++request->pending;
+  plugin::Transport& transport = worker_->transport(to.rail);
+  const uint64_t tag = tag_of(channel, leads, name);
+  if (sends_) {
+    transport.send(to.peer, tag, data, bytes, &operation);
+  } else {
+    transport.recv(to.peer, tag, data, bytes, &operation);
+  }
 }
 
 Status Connection::send(void* data, size_t bytes, int tag, Registration* memory,
@@ -74,12 +106,28 @@ Status Connection::send(void* data, size_t bytes, int tag, Registration* memory,
     return fail(error(SCAPE_ERR_REMOTE, "%s %s and takes no more messages", who_.c_str(),
                       end_ == End::kOrderly ? "has closed the connection" : "has ended"));
   }
-  *request = take_request(1);
-  if (*request == nullptr) return Status::Ok();
-  begin(*request, 0, memory);
-  worker_->transport().send(peer_, tag_base_ | static_cast<uint32_t>(tag), data, bytes,
-                            &(*request)->operations[0]);
-  (*request)->sizes[0] = bytes;
+  Request* const taken = take_request(1);
+  if (taken == nullptr) return Status::Ok();
+  *request = taken;
+  taken->sizes[0] = bytes;
+  auto* const from = static_cast<std::byte*>(data);
+  const size_t channel = next_channel(tag);
+  if (channels_.size() == 1 || !is_striped(bytes)) {
+    start(taken, 0, channel, true, static_cast<uint32_t>(tag), from, bytes, memory);
+    return Status::Ok();
+  }
+  StripeHead head;
+  head.total = bytes;
+  head.sequence = ++striped_;
+  head.write(taken->head);
+  start(taken, 0, channel, true, static_cast<uint32_t>(tag), taken->head, kHeadBytes, nullptr);
+  size_t parts[kMaxRails];
+  cut(bytes, weights_, parts);
+  for (size_t i = 0, begin = 0; i < channels_.size(); begin += parts[i++]) {
+    if (parts[i] > 0) {
+      start(taken, 1 + i, i, false, head.sequence, from + begin, parts[i], memory);
+    }
+  }
   return Status::Ok();
 }
 
@@ -88,41 +136,84 @@ Status Connection::receive(int n, void* const* data, const size_t* bytes, const 
   *request = nullptr;
   std::lock_guard<std::mutex> lock(worker_->mutex());
   SCAPE_RETURN_IF_ERROR(check());
-  *request = take_request(n);
-  if (*request == nullptr) return Status::Ok();
+  Request* const taken = take_request(n);
+  if (taken == nullptr) return Status::Ok();
+  *request = taken;
   for (int i = 0; i < n; ++i) {
-    begin(*request, i, memories != nullptr ? memories[i] : nullptr);
-    worker_->transport().recv(peer_, tag_base_ | static_cast<uint32_t>(tags[i]), data[i], bytes[i],
-                              &(*request)->operations[i]);
+    taken->data[i] = static_cast<std::byte*>(data[i]);
+    taken->room[i] = bytes[i];
+    taken->memory[i] = memories != nullptr ? memories[i] : nullptr;
+    start(taken, static_cast<size_t>(i) * channels_.size(), next_channel(tags[i]), true,
+          static_cast<uint32_t>(tags[i]), taken->data[i], bytes[i], taken->memory[i]);
   }
   return Status::Ok();
+}
+
+Status Connection::take(Request* request, size_t slot) {
+  const Piece& piece = request->pieces[slot];
+  const size_t item = slot / channels_.size();
+  const size_t received = piece.operation.received;
+  if (!piece.leads) {
+    if (received == piece.bytes) return Status::Ok();
+    return error(SCAPE_ERR_REMOTE, "%s sent %zu bytes as a part of %zu", who_.c_str(), received,
+                 piece.bytes);
+  }
+  if (channels_.size() > 1 && received == kHeadBytes) return take_head(request, item);
+  request->sizes[item] = received;
+  return Status::Ok();
+}
+
+Status Connection::take_head(Request* request, size_t item) {
+  StripeHead head;
+  if (!head.read(request->data[item])) {
+    return error(SCAPE_ERR_REMOTE, "%s sent what is no head of a message; use one build of scape",
+                 who_.c_str());
+  }
+  if (head.total > request->room[item]) return too_long();
+  request->sizes[item] = static_cast<size_t>(head.total);
+  size_t parts[kMaxRails];
+  cut(request->sizes[item], weights_, parts);
+  for (size_t i = 0, begin = 0; i < channels_.size(); begin += parts[i++]) {
+    if (parts[i] == 0) continue;
+    start(request, item * channels_.size() + i, i, false, head.sequence,
+          request->data[item] + begin, parts[i], request->memory[item]);
+  }
+  return Status::Ok();
+}
+
+Status Connection::too_long() const {
+  return error(SCAPE_ERR_USAGE, "%s sent a message that is longer than the buffer posted for it",
+               who_.c_str());
 }
 
 void Connection::ended(plugin::Operation* operation) {
   auto* const request = static_cast<Request*>(operation->owner);
   Connection& connection = *request->connection;
+  const size_t slot = operation->index;
+  const int rail = std::exchange(request->pieces[slot].rail, -1);
   --connection.messages_;
-  if (--request->pending == 0) request->ended.store(true, std::memory_order_release);
-  if (connection.failed_.load(std::memory_order_relaxed)) return;
-  switch (operation->outcome) {
-    case plugin::Outcome::kDone:
-      if (!connection.sends_) request->sizes[operation->index] = operation->received;
-      break;
-    case plugin::Outcome::kTruncated:
-      static_cast<void>(connection.fail(
-          error(SCAPE_ERR_USAGE, "%s sent a message that is longer than the buffer posted for it",
-                connection.who_.c_str())));
-      break;
-    default:
+  --request->pending;
+  if (!connection.failed_.load(std::memory_order_relaxed)) {
+    Status status;
+    if (operation->outcome == plugin::Outcome::kTruncated) {
+      status = connection.too_long();
+    } else if (operation->outcome != plugin::Outcome::kDone) {
       // Where the peer has ended, the TCP connection tells more about it.
       connection.last_look_ns_ = 0;
       connection.watch();
-      static_cast<void>(connection.fail(error(
-          connection.end_ == End::kLost ? SCAPE_ERR_REMOTE : SCAPE_ERR_SYSTEM,
-          "a message %s %s failed%s", connection.sends_ ? "to" : "from", connection.who_.c_str(),
-          connection.end_ == End::kLost ? ": that process has ended" : "")));
-      break;
+      const bool lost = connection.end_ == End::kLost;
+      const std::string over =
+          connection.channels_.size() > 1 ? " over " + connection.worker_->name_of(rail) : "";
+      status = error(lost ? SCAPE_ERR_REMOTE : SCAPE_ERR_SYSTEM, "a message %s %s%s failed%s",
+                     connection.sends_ ? "to" : "from", connection.who_.c_str(), over.c_str(),
+                     lost ? ": that process has ended" : "");
+    } else if (!connection.sends_) {
+      status = connection.take(request, slot);
+    }
+    if (!status.ok()) static_cast<void>(connection.fail(std::move(status)));
   }
+  // Last: whoever sees it takes the request's word for how it went.
+  if (request->pending == 0) request->ended.store(true, std::memory_order_release);
 }
 
 Status Connection::test(Request* request, bool* done, int* sizes) {
@@ -196,10 +287,8 @@ Status Connection::fail(Status why) {
 
 void Connection::cancel_receives() {
   if (sends_) return;
-  for (Request& request : requests_) {
-    for (int i = 0; request.pending > 0 && i < request.count; ++i) {
-      worker_->transport().cancel(&request.operations[i]);
-    }
+  for (Piece& piece : pieces_) {
+    if (piece.rail >= 0) worker_->transport(piece.rail).cancel(&piece.operation);
   }
 }
 

@@ -91,10 +91,11 @@ class DeviceCounters {
   plugin::TransportCounters past_[Interface::kCount];
 };
 
-// Of all the devices there are, in their order; made at the first call, never destroyed.
+// Of all the physical devices there are, in their order; made at the first call, never destroyed.
 const std::vector<std::unique_ptr<DeviceCounters>>& all_counters(const Devices& devices);
-inline DeviceCounters& counters_of(const Devices& devices, int device) {
-  return *all_counters(devices)[static_cast<size_t>(device)];
+// Of the device; of several that are joined, the first one's.
+inline DeviceCounters& counters_of(const Devices& devices, const Device& device) {
+  return *all_counters(devices)[static_cast<size_t>(device.members.front())];
 }
 
 }  // namespace scape::net

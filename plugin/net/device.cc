@@ -12,6 +12,7 @@
 
 #include "base/settings.h"
 #include "plugin/net/nccl_log.h"
+#include "plugin/transport/device_filter.h"
 
 namespace scape::net {
 namespace {
@@ -62,13 +63,13 @@ uint64_t hex_digits(const std::string& text) {
   return std::strtoull(digits.c_str(), nullptr, 16);
 }
 
-std::string list_of(const std::vector<Device>& devices) {
+std::string list_of(const Devices& devices) {
   std::string text;
-  for (const Device& device : devices) {
+  for (const Device& device : devices.list) {
     text += (text.empty() ? "" : ", ") + device.transport.name + " (" + device.transport.protocol +
             format(", %g Gb/s)", device.speed_mbps / 1000.0);
   }
-  return text;
+  return text + "; " + plugin::DeviceFilter::of(devices.library).text();
 }
 
 Status look(const std::string& library, Devices* out) {
@@ -79,8 +80,16 @@ Status look(const std::string& library, Devices* out) {
   SCAPE_RETURN_IF_ERROR(out->module->devices(&found));
   for (const plugin::TransportDevice& device : found) {
     out->list.push_back(describe_device(device, "/sys"));
+  }
+  // Rails are paired by number.
+  std::stable_sort(out->list.begin(), out->list.end(), [](const Device& a, const Device& b) {
+    return plugin::device_comes_before(a.transport.name, b.transport.name);
+  });
+  for (size_t i = 0; i < out->list.size(); ++i) {
+    Device& device = out->list[i];
+    device.members = {static_cast<int>(i)};
     // Without one of its own, its place among the others has to tell it apart.
-    if (out->list.back().guid == 0) out->list.back().guid = out->list.size();
+    if (device.guid == 0) device.guid = i + 1;
   }
   return Status::Ok();
 }
@@ -93,7 +102,7 @@ Status choose(Devices* out) {
   if (settings().net != 0) {  // auto, then the transports
     const auto chosen = static_cast<size_t>(settings().net - 1);
     SCAPE_RETURN_IF_ERROR(look(std::string(plugin::transport_names()[chosen]), out));
-    NET_INFO("%s, chosen by SCAPE_NET, on %s", out->library.c_str(), list_of(out->list).c_str());
+    NET_INFO("%s, chosen by SCAPE_NET, on %s", out->library.c_str(), list_of(*out).c_str());
     return Status::Ok();
   }
   // UCX is at its best on InfiniBand and RoCE, libfabric on what it alone drives (EFA, Slingshot,
@@ -101,7 +110,7 @@ Status choose(Devices* out) {
   Devices ofi;
   const Status ucx_status = look("ucx", out);
   if (ucx_status.ok() && has_fabric(*out)) {
-    NET_INFO("ucx, for the InfiniBand or RoCE devices, on %s", list_of(out->list).c_str());
+    NET_INFO("ucx, for the InfiniBand or RoCE devices, on %s", list_of(*out).c_str());
     return Status::Ok();
   }
   const Status ofi_status = look("ofi", &ofi);
@@ -109,18 +118,18 @@ Status choose(Devices* out) {
     *out = ofi;
     if (ucx_status.ok()) {
       NET_INFO("ofi, for the devices of %s, on %s", ofi.list.front().transport.protocol.c_str(),
-               list_of(out->list).c_str());
+               list_of(*out).c_str());
     } else {
-      NET_WARN("ofi, on %s, because UCX is not to be had: %s", list_of(out->list).c_str(),
+      NET_WARN("ofi, on %s; UCX is not to be had: %s", list_of(*out).c_str(),
                ucx_status.message().c_str());
     }
     return Status::Ok();
   }
   if (ucx_status.ok()) {
     if (ofi_status.ok()) {
-      NET_INFO("ucx, with no RDMA device here, on %s", list_of(out->list).c_str());
+      NET_INFO("ucx, with no RDMA device here, on %s", list_of(*out).c_str());
     } else {
-      NET_INFO("ucx, on %s; libfabric is not to be had: %s", list_of(out->list).c_str(),
+      NET_INFO("ucx, on %s; libfabric is not to be had: %s", list_of(*out).c_str(),
                ofi_status.message().c_str());
     }
     return Status::Ok();
@@ -128,6 +137,20 @@ Status choose(Devices* out) {
   return error(SCAPE_ERR_SYSTEM, "no network library is to be had: %s; %s",
                ucx_status.message().c_str(), ofi_status.message().c_str());
 }
+
+// The devices that NCCL has had made of several. Never destroyed: connections and NCCL refer to
+// them until the last moment.
+struct Joined {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Device>> list;
+  size_t counted = 0;  // of the list, those that NCCL is told of
+
+  static Joined& of(Face face) {
+    static auto* const net = new Joined;
+    static auto* const collective = new Joined;
+    return face == Face::kNet ? *net : *collective;
+  }
+};
 
 }  // namespace
 
@@ -172,6 +195,101 @@ Status find_devices(const Devices** out) {
   }
   *out = kept;
   return Status::Ok();
+}
+
+Device join(const std::vector<Device>& list, std::span<const int> members) {
+  Device joined = list[static_cast<size_t>(members.front())];
+  joined.members.assign(members.begin(), members.end());
+  for (const int number : members.subspan(1)) {
+    const Device& member = list[static_cast<size_t>(number)];
+    joined.transport.name += "+" + member.transport.name;
+    joined.transport.largest_message =
+        std::min(joined.transport.largest_message, member.transport.largest_message);
+    joined.speed_mbps += std::min(member.speed_mbps, INT_MAX - joined.speed_mbps);
+  }
+  return joined;
+}
+
+Status find_device(Face face, int number, const Devices** devices, const Device** out) {
+  SCAPE_RETURN_IF_ERROR(find_devices(devices));
+  const std::vector<Device>& physical = (*devices)->list;
+  Joined& joined = Joined::of(face);
+  std::lock_guard<std::mutex> lock(joined.mutex);
+  const size_t all = physical.size() + joined.list.size();
+  if (number >= 0 && static_cast<size_t>(number) < all) {
+    const auto at = static_cast<size_t>(number);
+    *out = at < physical.size() ? &physical[at] : joined.list[at - physical.size()].get();
+    return Status::Ok();
+  }
+  return error(SCAPE_ERR_ARGUMENT, "device %d is none of the %zu there are", number, all);
+}
+
+Status count_devices(Face face, int* out) {
+  const Devices* devices = nullptr;
+  SCAPE_RETURN_IF_ERROR(find_devices(&devices));
+  Joined& joined = Joined::of(face);
+  std::lock_guard<std::mutex> lock(joined.mutex);
+  *out = static_cast<int>(devices->list.size() + joined.counted);
+  return Status::Ok();
+}
+
+Status join_devices(Face face, const int* numbers, int count, int limit, int* number) {
+  const Devices* devices = nullptr;
+  SCAPE_RETURN_IF_ERROR(find_devices(&devices));
+  if (count < 1 || count > limit) {
+    return error(SCAPE_ERR_ARGUMENT, "makeVDevice: %d devices; 1 to %d can be joined", count,
+                 limit);
+  }
+  const std::span<const int> members(numbers, static_cast<size_t>(count));
+  for (size_t i = 0; i < members.size(); ++i) {
+    const Device* member = nullptr;
+    if (const Status status = find_device(face, members[i], &devices, &member); !status.ok()) {
+      return error(SCAPE_ERR_ARGUMENT, "makeVDevice: %s", status.message().c_str());
+    }
+    if (member->members.size() > 1) {
+      return error(SCAPE_ERR_ARGUMENT,
+                   "makeVDevice: device %d, %s, is made of several; join the physical ones",
+                   members[i], member->transport.name.c_str());
+    }
+    if (std::find(members.begin(), members.begin() + static_cast<ptrdiff_t>(i), members[i]) !=
+        members.begin() + static_cast<ptrdiff_t>(i)) {
+      return error(SCAPE_ERR_ARGUMENT, "makeVDevice: device %d, %s, is named twice", members[i],
+                   member->transport.name.c_str());
+    }
+  }
+  if (members.size() == 1) {
+    *number = members.front();
+    return Status::Ok();
+  }
+  Joined& joined = Joined::of(face);
+  std::lock_guard<std::mutex> lock(joined.mutex);
+  size_t at = 0;
+  while (at < joined.list.size() &&
+         !std::equal(members.begin(), members.end(), joined.list[at]->members.begin(),
+                     joined.list[at]->members.end())) {
+    ++at;
+  }
+  if (at == joined.list.size()) {
+    joined.list.push_back(std::make_unique<Device>(join(devices->list, members)));
+  }
+  if (at >= joined.counted) {
+    const Device& made = *joined.list[at];
+    NET_INFO("device %zu is %s (%g Gb/s)%s", devices->list.size() + at, made.transport.name.c_str(),
+             made.speed_mbps / 1000.0,
+             face == Face::kNet ? ": large messages go over all of them"
+                                : ", of which collectives use the first");
+    joined.counted = at + 1;
+  }
+  *number = static_cast<int>(devices->list.size() + at);
+  return Status::Ok();
+}
+
+void uncount_joined_devices() {
+  for (const Face face : {Face::kNet, Face::kCollective}) {
+    Joined& joined = Joined::of(face);
+    std::lock_guard<std::mutex> lock(joined.mutex);
+    joined.counted = 0;
+  }
 }
 
 }  // namespace scape::net

@@ -1,6 +1,7 @@
 #include "plugin/net/engine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <list>
 #include <map>
@@ -31,11 +32,11 @@ constexpr double kGreetingTimeout = 10;
 // workers, and connections that are being made.
 class Context {
  public:
-  Status worker(int device, std::shared_ptr<Worker>* out) {
+  Status worker(const Device& device, std::shared_ptr<Worker>* out) {
     const Devices* devices = nullptr;
     SCAPE_RETURN_IF_ERROR(find_devices(&devices));
     std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<std::weak_ptr<Worker>>& workers = workers_[device];
+    std::vector<std::weak_ptr<Worker>>& workers = workers_[&device];
     std::erase_if(workers, [](const std::weak_ptr<Worker>& worker) { return worker.expired(); });
     for (const std::weak_ptr<Worker>& kept : workers) {
       std::shared_ptr<Worker> worker = kept.lock();
@@ -70,7 +71,7 @@ class Context {
 
  private:
   std::mutex mutex_;
-  std::map<int, std::vector<std::weak_ptr<Worker>>> workers_;
+  std::map<const Device*, std::vector<std::weak_ptr<Worker>>> workers_;
   std::map<uint64_t, std::unique_ptr<Dial>> dials_;
   uint64_t last_dial_ = 0;
 };
@@ -79,6 +80,7 @@ class Context {
 struct ContextHandle {
   std::shared_ptr<Context> context;
 };
+std::atomic<int> contexts{0};  // that NCCL holds
 
 std::shared_ptr<Context> context_of(void* handle) {
   if (handle != nullptr) return static_cast<ContextHandle*>(handle)->context;
@@ -88,15 +90,13 @@ std::shared_ptr<Context> context_of(void* handle) {
 
 class Listener {
  public:
-  static Status make(std::shared_ptr<Context> context, int device, Invitation* invitation,
-                     std::unique_ptr<Listener>* out) {
-    const Devices* devices = nullptr;
-    SCAPE_RETURN_IF_ERROR(find_devices(&devices));
+  static Status make(std::shared_ptr<Context> context, const Devices& devices, const Device& device,
+                     Invitation* invitation, std::unique_ptr<Listener>* out) {
     auto listener = std::make_unique<Listener>();
     listener->context_ = std::move(context);
-    listener->device_ = device;
-    listener->counters_ = &counters_of(*devices, device);
-    SCAPE_RETURN_IF_ERROR(open_door(devices->library, &listener->socket_, invitation));
+    listener->device_ = &device;
+    listener->counters_ = &counters_of(devices, device);
+    SCAPE_RETURN_IF_ERROR(open_door(devices.library, &listener->socket_, invitation));
     listener->addresses_ = invitation->endpoint.addresses;
     listener->invitation_ = *invitation;
     *out = std::move(listener);
@@ -114,7 +114,7 @@ class Listener {
       greetings_.emplace_back(std::exchange(socket, plugin::Socket()), kGreetingTimeout);
     }
     const auto worker = [&](std::shared_ptr<Worker>* taken) {
-      return context_->worker(device_, taken);
+      return context_->worker(*device_, taken);
     };
     for (auto greeting = greetings_.begin(); greeting != greetings_.end();) {
       bool stranger = false;
@@ -135,7 +135,7 @@ class Listener {
  private:
   std::mutex mutex_;
   std::shared_ptr<Context> context_;
-  int device_ = 0;
+  const Device* device_ = nullptr;
   DeviceCounters* counters_ = nullptr;
   std::vector<plugin::Address> addresses_;
   plugin::Socket socket_;
@@ -153,7 +153,8 @@ void put_dial(void* handle, uint64_t number) {
   std::memcpy(static_cast<std::byte*>(handle) + Invitation::kBytes, &number, sizeof number);
 }
 
-Status connect_step(Context* context, int device, void* handle, std::unique_ptr<Connection>* out) {
+Status connect_step(Context* context, const Device& device, void* handle,
+                    std::unique_ptr<Connection>* out) {
   uint64_t number = dial_in(handle);
   std::unique_ptr<Dial> dial;
   if (number == 0) {
@@ -194,44 +195,56 @@ int init(net_logger logger, void** context) {
     const Devices* devices = nullptr;
     SCAPE_RETURN_IF_ERROR(find_devices(&devices));
     start_statistics(*devices);
-    if (context != nullptr) *context = new ContextHandle{std::make_shared<Context>()};
+    if (context == nullptr) return Status::Ok();
+    *context = new ContextHandle{std::make_shared<Context>()};
+    ++contexts;
     return Status::Ok();
   });
 }
 
 int finalize(void* context) {
   return guarded(false, [&] {
-    delete static_cast<ContextHandle*>(context);
+    if (context != nullptr) {
+      delete static_cast<ContextHandle*>(context);
+      if (--contexts == 0) uncount_joined_devices();
+    }
     write_statistics();
     return Status::Ok();
   });
 }
 
-int devices(int* count) {
+int devices(Face face, int* count) {
   return guarded(false, [&]() -> Status {
     if (count == nullptr) return null_argument("devices", "ndev");
     *count = 0;
-    const Devices* found = nullptr;
-    SCAPE_RETURN_IF_ERROR(find_devices(&found));
-    *count = static_cast<int>(found->list.size());
-    return Status::Ok();
+    return count_devices(face, count);
   });
 }
 
-int properties(int device, Properties* out) {
+int make_device(Face face, const int* members, int count, int limit, int* device) {
+  return guarded(false, [&]() -> Status {
+    if (members == nullptr) return null_argument("makeVDevice", "props");
+    if (device == nullptr) return null_argument("makeVDevice", "d");
+    return join_devices(face, members, count, limit, device);
+  });
+}
+
+int properties(Face face, int device, Properties* out) {
   return guarded(false, [&]() -> Status {
     const Devices* devices = nullptr;
-    SCAPE_RETURN_IF_ERROR(check_device(device, &devices));
-    const Device& found = devices->list[static_cast<size_t>(device)];
+    const Device* found = nullptr;
+    SCAPE_RETURN_IF_ERROR(find_device(face, device, &devices, &found));
     *out = {};
-    out->name = found.transport.name.c_str();
-    out->pci_path = found.pci_path.empty() ? nullptr : found.pci_path.c_str();
-    out->guid = found.guid;
-    out->speed_mbps = found.speed_mbps;
-    out->port = found.port;
+    out->name = found->transport.name.c_str();
+    out->pci_path = found->pci_path.empty() ? nullptr : found->pci_path.c_str();
+    out->guid = found->guid;
+    out->speed_mbps = found->speed_mbps;
+    out->port = found->port;
     out->latency_us = 0;  // neither library says
     out->max_comms = kMaxConnections;
-    out->max_bytes = std::min(found.transport.largest_message, kMaxBytes);
+    out->max_bytes = std::min(found->transport.largest_message, kMaxBytes);
+    out->members = found->members.data();
+    out->member_count = static_cast<int>(found->members.size());
     return Status::Ok();
   });
 }
@@ -242,10 +255,12 @@ int listen(void* context, int device, void* handle, void** listen_comm) {
     if (listen_comm == nullptr) return null_argument("listen", "listenComm");
     *listen_comm = nullptr;
     const Devices* devices = nullptr;
-    SCAPE_RETURN_IF_ERROR(check_device(device, &devices));
+    const Device* found = nullptr;
+    SCAPE_RETURN_IF_ERROR(find_device(Face::kNet, device, &devices, &found));
     Invitation invitation;
     std::unique_ptr<Listener> listener;
-    SCAPE_RETURN_IF_ERROR(Listener::make(context_of(context), device, &invitation, &listener));
+    SCAPE_RETURN_IF_ERROR(
+        Listener::make(context_of(context), *devices, *found, &invitation, &listener));
     SCAPE_RETURN_IF_ERROR(invitation.write(handle));
     *listen_comm = listener.release();
     return Status::Ok();
@@ -258,10 +273,11 @@ int connect(void* context, int device, void* handle, void** send_comm) {
     if (send_comm == nullptr) return null_argument("connect", "sendComm");
     *send_comm = nullptr;
     const Devices* devices = nullptr;
-    SCAPE_RETURN_IF_ERROR(check_device(device, &devices));
+    const Device* found = nullptr;
+    SCAPE_RETURN_IF_ERROR(find_device(Face::kNet, device, &devices, &found));
     std::unique_ptr<Connection> connection;
-    Status status = connect_step(context_of(context).get(), device, handle, &connection);
-    DeviceCounters& counters = counters_of(*devices, device);
+    Status status = connect_step(context_of(context).get(), *found, handle, &connection);
+    DeviceCounters& counters = counters_of(*devices, *found);
     if (!status.ok()) {
       counters.errors[Error::kConnect].add();
     } else if (connection == nullptr) {

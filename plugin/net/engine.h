@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "plugin/net/abi/common.h"
+#include "plugin/net/device.h"
 
 namespace scape::net {
 
@@ -24,13 +25,17 @@ struct Properties {
   float latency_us;
   int max_comms;
   size_t max_bytes;
+  const int* members;  // the physical devices it is made of
+  int member_count;
 };
 
 // One per NCCL communicator from version 11 on; null stands for the one of all older ones.
 int init(net_logger logger, void** context);
 int finalize(void* context);
-int devices(int* count);
-int properties(int device, Properties* out);
+int devices(Face face, int* count);
+// One device of several, of `limit` at most.
+int make_device(Face face, const int* members, int count, int limit, int* device);
+int properties(Face face, int device, Properties* out);
 
 int listen(void* context, int device, void* handle, void** listen_comm);
 int connect(void* context, int device, void* handle, void** send_comm);

@@ -99,9 +99,9 @@ Status Group::join(Door* door, void* const* handles, int ranks, int rank,
   SCAPE_RETURN_IF_ERROR(read_handles(*door, handles, ranks, rank, &root));
   const Devices* devices = nullptr;
   SCAPE_RETURN_IF_ERROR(find_devices(&devices));
-  const std::string& device = devices->list[static_cast<size_t>(door->device)].transport.name;
+  const std::string& device = door->counters->device();
   std::unique_ptr<Group> group(new Group);
-  group->counters_ = &counters_of(*devices, door->device);
+  group->counters_ = door->counters;
   group->rank_ = rank;
   group->ranks_ = ranks;
   group->counts_.resize(static_cast<size_t>(ranks));

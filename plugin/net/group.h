@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -23,7 +24,7 @@ namespace scape::net {
 
 // Where a process waits to join a group.
 struct Door {
-  int device = 0;
+  DeviceCounters* counters = nullptr;  // of the device, a physical one
   plugin::Socket socket;
   Invitation invitation;
 };

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/settings.h"
+#include "plugin/net/stripes.h"
 #include "plugin/transport/bootstrap.h"
 #include "plugin/transport/wire.h"
 
@@ -20,7 +21,7 @@ using plugin::Clock;
 using plugin::WireReader;
 using plugin::WireWriter;
 
-constexpr uint32_t kMagic = 0x53434e32;  // with any change to what is said
+constexpr uint32_t kMagic = 0x53434e33;  // with any change to what is said
 constexpr uint32_t kLongestFrame = 64 << 10;
 
 std::string here() {
@@ -31,6 +32,28 @@ std::string here() {
 
 Status gone(const char* what) {
   return error(SCAPE_ERR_REMOTE, "the peer closed the connection %s", what);
+}
+
+void put_rails(const std::vector<RailAddress>& rails, WireWriter* writer) {
+  writer->put(static_cast<uint8_t>(rails.size()));
+  for (const RailAddress& rail : rails) {
+    writer->put(rail.speed_mbps);
+    writer->put_bytes(rail.address);
+  }
+}
+
+// False where it is no list of rails.
+bool get_rails(WireReader* reader, std::vector<RailAddress>* rails) {
+  rails->clear();
+  const size_t count = reader->get<uint8_t>();
+  if (count < 1 || count > kMaxRails) return false;
+  for (size_t i = 0; i < count && reader->ok(); ++i) {
+    RailAddress rail;
+    rail.speed_mbps = reader->get<uint32_t>();
+    rail.address = reader->get_bytes();
+    rails->push_back(std::move(rail));
+  }
+  return reader->ok();
 }
 
 Status mismatch(const std::string& who, const std::string& theirs, const std::string& mine) {
@@ -185,7 +208,7 @@ Status Dial::step(std::unique_ptr<Connection>* out) {
     hello.put(invitation_.cookie);
     hello.put_text(worker_->library());
     hello.put_text(here());
-    hello.put_bytes(worker_->address());
+    put_rails(worker_->addresses(), &hello);
     frames_.put(hello.bytes());
     stage_ = Stage::kHello;
   }
@@ -208,18 +231,19 @@ Status Dial::step(std::unique_ptr<Connection>* out) {
   const bool accepted = reader.get<uint8_t>() != 0;
   const std::string who = reader.get_text();
   const auto number = reader.get<uint32_t>();
-  const std::vector<std::byte> address = reader.get_bytes();
-  if (!reader.ok()) return error(SCAPE_ERR_REMOTE, "%s speaks another language", peer().c_str());
+  std::vector<RailAddress> rails;
+  if (!get_rails(&reader, &rails))
+    return error(SCAPE_ERR_REMOTE, "%s speaks another language", peer().c_str());
   if (!accepted) {
     return error(SCAPE_ERR_MISMATCH, "%s refuses the connection: %s", peer().c_str(), who.c_str());
   }
-  int number_of_peer = -1;
+  std::vector<Channel> channels;
   {
     std::lock_guard<std::mutex> lock(worker_->mutex());
-    SCAPE_RETURN_IF_ERROR(worker_->peer(address, who, &number_of_peer));
+    SCAPE_RETURN_IF_ERROR(worker_->channels_to(rails, who, number, &channels));
   }
   *out = std::make_unique<Connection>(std::move(worker_), std::move(frames_.socket()), true,
-                                      number_of_peer, number, who);
+                                      std::move(channels), number, who);
   return Status::Ok();
 }
 
@@ -242,23 +266,24 @@ Status Greeting::hear(const Invitation& invitation, bool* done) {
   const auto cookie = reader.get<uint64_t>();
   library_ = reader.get_text();
   who_ = reader.get_text();
-  address_ = reader.get_bytes();
-  if (magic == kMagic && cookie == invitation.cookie && reader.ok()) return Status::Ok();
+  const bool whole = get_rails(&reader, &rails_);
+  if (magic == kMagic && cookie == invitation.cookie && whole) return Status::Ok();
   return error(SCAPE_ERR_REMOTE, "who connected was not invited");
 }
 
 Status Greeting::answer(const Invitation& invitation) {
   {
     std::lock_guard<std::mutex> lock(worker_->mutex());
-    refusal_ = library_ == invitation.library ? worker_->peer(address_, who_, &peer_)
-                                              : mismatch(who_, library_, invitation.library);
     number_ = worker_->next_connection();
+    refusal_ = library_ == invitation.library
+                   ? worker_->channels_to(rails_, who_, number_, &channels_)
+                   : mismatch(who_, library_, invitation.library);
   }
   WireWriter answer;
   answer.put(static_cast<uint8_t>(refusal_.ok()));
   answer.put_text(refusal_.ok() ? here() : refusal_.message());
   answer.put(number_);
-  answer.put_bytes(worker_->address());
+  put_rails(worker_->addresses(), &answer);
   frames_.put(answer.bytes());
   return Status::Ok();
 }
@@ -272,8 +297,8 @@ Status Greeting::finish(std::unique_ptr<Connection>* out, bool* stranger) {
   }
   *stranger = false;
   if (!refusal_.ok()) return refusal_;
-  *out = std::make_unique<Connection>(std::move(worker_), std::move(frames_.socket()), false, peer_,
-                                      number_, who_);
+  *out = std::make_unique<Connection>(std::move(worker_), std::move(frames_.socket()), false,
+                                      std::move(channels_), number_, who_);
   return Status::Ok();
 }
 

@@ -1,7 +1,7 @@
 // How a connection comes about, without ever waiting.
 //
 // The listener's handle holds its TCP address. The sender's side (Dial) connects there and says
-// hello with its worker's address; the receiver's side (Greeting) answers with its own and the
+// hello with its rails; the receiver's side (Greeting) answers with its own and the
 // connection's number. Both are steps that are taken whenever NCCL asks again.
 #pragma once
 
@@ -111,8 +111,8 @@ class Greeting {
   const plugin::Deadline deadline_;
   std::shared_ptr<Worker> worker_;
   std::string library_, who_;
-  std::vector<std::byte> address_;
-  int peer_ = -1;
+  std::vector<RailAddress> rails_;
+  std::vector<Channel> channels_;
   uint32_t number_ = 0;
   Status refusal_;
 };

@@ -190,12 +190,14 @@ InterfaceFilter::InterfaceFilter(const std::string& text) {
   }
 }
 
-bool InterfaceFilter::admits(const std::string& interface_name) const {
-  if (names.empty()) return true;
-  const bool listed = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-    return exact ? interface_name == name : interface_name.compare(0, name.size(), name) == 0;
+bool InterfaceFilter::lists(const std::string& interface_name) const {
+  return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+    return exact ? interface_name == name : interface_name.starts_with(name);
   });
-  return listed != exclude;
+}
+
+bool InterfaceFilter::admits(const std::string& interface_name) const {
+  return names.empty() || lists(interface_name) != exclude;
 }
 
 Status choose_addresses(const std::string& interfaces, int family, std::vector<Address>* out) {

@@ -71,6 +71,8 @@ struct InterfaceFilter {
   std::vector<std::string> names;
 
   explicit InterfaceFilter(const std::string& text);
+  // One of the names is, or begins, this one.
+  bool lists(const std::string& interface_name) const;
   bool admits(const std::string& interface_name) const;
 };
 

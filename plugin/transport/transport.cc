@@ -2,12 +2,17 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 
 #include "base/module.h"
+#include "base/log.h"
 #include "base/settings.h"
+#include "plugin/transport/device_filter.h"
+#include "plugin/transport/rails.h"
 
 namespace scape::plugin {
 namespace {
@@ -29,6 +34,39 @@ Status open_transport(const std::string& name, const TransportModule** out) {
                  name.c_str(), name.c_str(), module != nullptr ? module->abi : 0, kTransportAbi);
   }
   *out = module;
+  return Status::Ok();
+}
+
+// The devices that a communicator's large messages are cut over: those that SCAPE_NET_IF names, if
+// there are several. A list of what is left out names none: it may leave interfaces that reach no
+// other host. Among InfiniBand and RoCE devices UCX does so by itself. Looked for once.
+Status named_rails(const TransportModule& module, std::vector<std::string>* out) {
+  static std::mutex* const mutex = new std::mutex;  // never destroyed: used until the last moment
+  static std::vector<std::string>* kept = nullptr;
+  std::lock_guard<std::mutex> lock(*mutex);
+  if (kept == nullptr) {
+    auto found = std::make_unique<std::vector<std::string>>();
+    const InterfaceFilter named(settings().net_if);
+    if (!named.exclude && !named.names.empty()) {
+      std::vector<TransportDevice> devices;
+      SCAPE_RETURN_IF_ERROR(module.devices(&devices));
+      for (const TransportDevice& device : devices) {
+        if (device.network && !(device.fabric && chosen_transport() == "ucx")) {
+          found->push_back(device.name);
+        }
+      }
+      // The same order on hosts that are alike, however the library lists them.
+      std::sort(found->begin(), found->end(), device_comes_before);
+    }
+    if (found->size() > 1) {
+      std::string list;
+      for (const std::string& name : *found) list += (list.empty() ? "" : ", ") + name;
+      SCAPE_INFO("%s: network devices: %s, which share large messages; %s", module.name,
+                 list.c_str(), DeviceFilter::of(module.name).text().c_str());
+    }
+    kept = found.release();
+  }
+  *out = *kept;
   return Status::Ok();
 }
 
@@ -61,6 +99,9 @@ std::string_view chosen_transport() {
 Status make_transport(const TransportOptions& options, std::unique_ptr<Transport>* out) {
   const TransportModule* module = nullptr;
   SCAPE_RETURN_IF_ERROR(load_transport_module(chosen_transport(), &module));
+  std::vector<std::string> rails;
+  SCAPE_RETURN_IF_ERROR(named_rails(*module, &rails));
+  if (rails.size() > 1) return make_rails(*module, options, rails, out);
   return module->make(options, out);
 }
 

@@ -12,7 +12,8 @@ inline std::shared_ptr<net::Worker> a_worker() {
   static int greetings = 0;
   if (greetings++ % 4096 == 0) {
     const net::Devices* devices = nullptr;
-    require(net::find_devices(&devices).ok() && net::Worker::make(*devices, 0, &worker).ok(),
+    require(net::find_devices(&devices).ok() &&
+                net::Worker::make(*devices, devices->list[0], &worker).ok(),
             "no device");
   }
   require(worker->take_place(), "no place");

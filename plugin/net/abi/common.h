@@ -23,6 +23,7 @@ enum {
   NET_HANDLE_BYTES = 128, /* at most, of what listen writes */
   NET_MAX_REQUESTS = 32,  /* under way on a connection */
   NET_MAX_RECEIVES = 8,   /* in a group, of this plugin */
+  NET_MAX_MEMBERS = 8,    /* of a virtual device, in the newest version */
   NET_ID_UNDEFINED = -1
 };
 

@@ -57,6 +57,16 @@ int api_devices(const struct api* api, int* count) {
 #undef CALL
 }
 
+int api_make_device(const struct api* api, int* device, const int* members, int count) {
+  struct net_members_4 few = {count, {0}};
+  struct net_members_8 more = {count, {0}};
+  for (int i = 0; i < count && i < 4; ++i) few.devices[i] = members[i];
+  for (int i = 0; i < count && i < 8; ++i) more.devices[i] = members[i];
+  if (api->version < 9) return NET_INVALID_USAGE;
+  if (api->version < 12) return TABLE(9)->make_virtual_device(device, &few);
+  return TABLE(12)->make_virtual_device(device, &more);
+}
+
 #define COMMON_PROPERTIES                    \
   out->name = in.name;                       \
   out->pci_path = in.pci_path;               \

@@ -33,6 +33,9 @@ void api_close(struct api* api);
 const char* api_name(const struct api* api);
 int api_init(struct api* api, net_logger logger);
 int api_devices(const struct api* api, int* count);
+/* Joins several to one; refused where the version has no such call. More than it has room for are
+ * asked for as they are, with the first ones named. */
+int api_make_device(const struct api* api, int* device, const int* members, int count);
 /* All fields, at their place in the newest version. */
 int api_properties(const struct api* api, int device, struct net_properties_v12* out);
 int api_listen(const struct api* api, int device, void* handle, void** comm);

@@ -26,6 +26,7 @@
 #include "base/log.h"
 #include "base/settings.h"
 #include "plugin/transport/descriptors.h"
+#include "plugin/transport/device_filter.h"
 #include "plugin/transport/peer_address.h"
 #include "plugin/transport/socket.h"
 #include "plugin/transport/traffic.h"
@@ -116,56 +117,65 @@ class Choice {
     InfoPtr all;
     const fi_info* best = nullptr;
     SCAPE_RETURN_IF_ERROR(list(&all, &best));
-    const std::string_view provider = provider_of(*best);
-    const bool ip = has_ip_address(*best);
-    const bool fabric = rank_of(provider) < rank_of("tcp;ofi_rxm");
-    const InterfaceFilter filter(settings().socket_ifname);
-    std::vector<TransportDevice> loopback;
-    for (const fi_info* info = all.get(); info != nullptr; info = info->next) {
-      if (!fits(*info) || provider_of(*info) != provider) continue;
-      const std::string name = info->domain_attr->name;
-      const bool interface = ip && !fabric;
-      if (interface && !filter.admits(name)) continue;
-      const bool is_loopback =
-          interface && name == "lo" && (filter.exclude || filter.names.empty());
-      auto& devices = is_loopback ? loopback : *out;
-      const auto found =
-          std::find_if(devices.begin(), devices.end(),
-                       [&](const TransportDevice& known) { return known.name == name; });
-      if (found == devices.end()) {
-        devices.push_back(
-            {name, std::string(provider), provider != "shm", fabric, info->ep_attr->max_msg_size});
-      }
-    }
-    if (out->empty()) *out = loopback;
-    if (!out->empty()) return Status::Ok();
-    return error(
-        SCAPE_ERR_SYSTEM,
-        "ofi: no device of the provider %s is left by NCCL_SOCKET_IFNAME=\"%s\"; unset it, "
-        "or see fi_info -p '%s'",
-        std::string(provider).c_str(), settings().socket_ifname.c_str(),
-        std::string(provider).c_str());
+    return devices_of(all.get(), provider_of(*best), out);
   }
 
   fi_info& info() const { return *info_; }
   std::string_view provider() const { return provider_of(*info_); }
 
  private:
-  // What there is, and the first entry of the provider to take.
+  // Whether the device is an interface of the system: RDMA devices have IP addresses, too.
+  static bool is_interface(const fi_info& info) {
+    return has_ip_address(info) && rank_of(provider_of(info)) >= rank_of("tcp;ofi_rxm");
+  }
+
+  static bool admitted(const DeviceFilter& filter, const fi_info& info) {
+    return provider_of(info) == "shm" || filter.admits(info.domain_attr->name, is_interface(info));
+  }
+
+  static Status devices_of(const fi_info* all, std::string_view provider,
+                           std::vector<TransportDevice>* out) {
+    const DeviceFilter filter = DeviceFilter::of("ofi");
+    std::vector<TransportDevice> loopback;
+    for (const fi_info* info = all; info != nullptr; info = info->next) {
+      if (!fits(*info) || provider_of(*info) != provider || !admitted(filter, *info)) continue;
+      const std::string name = info->domain_attr->name;
+      const bool is_loopback = is_interface(*info) && name == "lo" && !filter.names(name, true);
+      auto& devices = is_loopback ? loopback : *out;
+      if (std::none_of(devices.begin(), devices.end(),
+                       [&](const TransportDevice& known) { return known.name == name; })) {
+        const bool fabric = rank_of(provider) < rank_of("tcp;ofi_rxm");
+        devices.push_back(
+            {name, std::string(provider), provider != "shm", fabric, info->ep_attr->max_msg_size});
+      }
+    }
+    if (out->empty()) *out = loopback;
+    return Status::Ok();
+  }
+
+  // What there is, and the first admitted entry of the provider to take.
   static Status list(InfoPtr* out, const fi_info** out_best) {
     const bool named = std::getenv("FI_PROVIDER") != nullptr;
+    const DeviceFilter filter = DeviceFilter::of("ofi");
     const InfoPtr hints = make_hints();
     if (hints == nullptr) return ofi_error("fi_allocinfo", FI_ENOMEM);
     fi_info* found = nullptr;
     const int status = fi_getinfo(kApi, nullptr, nullptr, 0, hints.get(), &found);
     InfoPtr all(status == 0 ? found : nullptr);
     const fi_info* best = nullptr;
+    std::vector<std::string> existing;
     for (const fi_info* info = all.get(); info != nullptr; info = info->next) {
       if (!fits(*info)) continue;
       const int rank = rank_of(provider_of(*info));
       if (!named && rank == kUnlisted) continue;
+      const std::string name = info->domain_attr->name;
+      if (std::find(existing.begin(), existing.end(), name) == existing.end()) {
+        existing.push_back(name);
+      }
+      if (!admitted(filter, *info)) continue;
       if (best == nullptr || (!named && rank < rank_of(provider_of(*best)))) best = info;
     }
+    if (best == nullptr && !existing.empty()) return filter.leaves_none("ofi", existing);
     if (best == nullptr) {
       return error(
           SCAPE_ERR_SYSTEM,
@@ -184,30 +194,47 @@ class Choice {
     InfoPtr all;
     const fi_info* best = nullptr;
     SCAPE_RETURN_IF_ERROR(list(&all, &best));
-    if (has_ip_address(*best)) return find_interface(*best, device);
-    if (!device.empty()) {
-      const std::string_view provider = provider_of(*best);
-      while (best != nullptr && !(fits(*best) && provider_of(*best) == provider &&
-                                  device == best->domain_attr->name)) {
-        best = best->next;
-      }
-      if (best == nullptr) {
-        return error(SCAPE_ERR_ARGUMENT, "ofi: the provider %s has no device %s (any more)",
-                     std::string(provider).c_str(), device.c_str());
-      }
+    SCAPE_RETURN_IF_ERROR(has_ip_address(*best) ? find_address(all.get(), *best, device)
+                                                : find_domain(best, device));
+    // Of a device that the net plugin has chosen, its own line tells.
+    if (device.empty()) {
+      SCAPE_INFO("ofi: network device: %s (%s); %s", info_->domain_attr->name,
+                 info_->fabric_attr->prov_name, DeviceFilter::of("ofi").text().c_str());
+    }
+    return Status::Ok();
+  }
+
+  Status find_domain(const fi_info* best, const std::string& device) {
+    const std::string_view provider = provider_of(*best);
+    while (best != nullptr && !device.empty() &&
+           !(fits(*best) && provider_of(*best) == provider && device == best->domain_attr->name)) {
+      best = best->next;
+    }
+    if (best == nullptr) {
+      return error(SCAPE_ERR_ARGUMENT, "ofi: the provider %s has no device %s (any more)",
+                   std::string(provider).c_str(), device.c_str());
     }
     info_.reset(fi_dupinfo(best));
     return info_ != nullptr ? Status::Ok() : ofi_error("fi_dupinfo", FI_ENOMEM);
   }
 
-  // The same provider at the address that the bootstrap would choose, of the named device if any.
-  Status find_interface(const fi_info& best, const std::string& device) {
+  // The same provider at an address of the named device, or else of one that is admitted: the first
+  // that the bootstrap would choose.
+  Status find_address(const fi_info* all, const fi_info& best, std::string device) {
     // The addresses of an RDMA device are its network interface's, which has another name.
-    const bool interface = rank_of(provider_of(best)) >= rank_of("tcp;ofi_rxm");
+    std::string interfaces = settings().socket_ifname;
+    if (is_interface(best)) {
+      std::vector<TransportDevice> admitted;
+      SCAPE_RETURN_IF_ERROR(devices_of(all, provider_of(best), &admitted));
+      interfaces = "=" + device;
+      if (device.empty()) {
+        for (const TransportDevice& one : admitted) interfaces += one.name + ",";
+      }
+    } else if (device.empty() && DeviceFilter::of("ofi").restricts()) {
+      device = best.domain_attr->name;
+    }
     std::vector<Address> addresses;
-    SCAPE_RETURN_IF_ERROR(
-        choose_addresses(interface && !device.empty() ? "=" + device : settings().socket_ifname,
-                         settings().socket_family, &addresses));
+    SCAPE_RETURN_IF_ERROR(choose_addresses(interfaces, settings().socket_family, &addresses));
     const InfoPtr hints = make_hints();
     if (hints == nullptr) return ofi_error("fi_allocinfo", FI_ENOMEM);
     hints->fabric_attr->prov_name = ::strdup(best.fabric_attr->prov_name);
@@ -217,15 +244,15 @@ class Choice {
       const std::string text = address.text();
       fi_info* found = nullptr;
       if (fi_getinfo(kApi, text.c_str(), nullptr, FI_SOURCE, hints.get(), &found) == 0) {
-        const InfoPtr all(found);
+        const InfoPtr here(found);
         info_.reset(fi_dupinfo(found));
         return info_ != nullptr ? Status::Ok() : ofi_error("fi_dupinfo", FI_ENOMEM);
       }
       tried += (tried.empty() ? "" : ", ") + text;
     }
     return error(SCAPE_ERR_SYSTEM,
-                 "ofi: the provider %s has no device at %s; see fi_info -p '%s', and "
-                 "NCCL_SOCKET_IFNAME, which chooses the interface",
+                 "ofi: the provider %s has no device at %s; see fi_info -p '%s', and SCAPE_NET_IF "
+                 "or NCCL_SOCKET_IFNAME, which choose the interface",
                  best.fabric_attr->prov_name, tried.c_str(), best.fabric_attr->prov_name);
   }
 
@@ -348,8 +375,8 @@ class OfiTransport final : public Transport {
     SCAPE_RETURN_IF_ERROR(unseal_address(address, who, &theirs));
     if (theirs.provider != choice_->provider()) {
       return error(SCAPE_ERR_MISMATCH,
-                   "ofi: %s uses the provider %s and this rank %s; set FI_PROVIDER to the same "
-                   "everywhere",
+                   "ofi: %s uses the provider %s and this rank %s; set FI_PROVIDER and "
+                   "SCAPE_NET_IF to the same everywhere",
                    who.c_str(), theirs.provider.c_str(), std::string(choice_->provider()).c_str());
     }
     const std::string host = this_host();

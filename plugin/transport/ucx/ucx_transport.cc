@@ -18,6 +18,7 @@
 #include <map>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <tuple>
@@ -26,8 +27,8 @@
 #include "base/log.h"
 #include "base/settings.h"
 #include "plugin/transport/descriptors.h"
+#include "plugin/transport/device_filter.h"
 #include "plugin/transport/peer_address.h"
-#include "plugin/transport/socket.h"
 #include "plugin/transport/traffic.h"
 #include "plugin/transport/transport.h"
 
@@ -83,20 +84,22 @@ constexpr char kMemoryDevice[] = "memory";
 // made alike share one for as long as any of them lives.
 class Context {
  public:
-  // `posix`: memory in /dev/shm may be used.
-  static Status get(const TransportOptions& options, bool posix, std::shared_ptr<Context>* out) {
-    using Key = std::tuple<std::string, bool, bool>;
+  // `net_devices`: as UCX_NET_DEVICES, which decides when there is none. `posix`: memory in
+  // /dev/shm may be used.
+  static Status get(const std::optional<std::string>& net_devices, bool wakeup, bool posix,
+                    std::shared_ptr<Context>* out) {
+    using Key = std::tuple<std::optional<std::string>, bool, bool>;
     static std::mutex* const mutex = new std::mutex;  // never destroyed: used until the last moment
     static auto* const contexts = new std::map<Key, std::weak_ptr<Context>>;
     std::lock_guard<std::mutex> lock(*mutex);
-    std::weak_ptr<Context>& kept = (*contexts)[Key(options.device, options.wakeup, posix)];
+    std::weak_ptr<Context>& kept = (*contexts)[Key(net_devices, wakeup, posix)];
     *out = kept.lock();
     if (*out != nullptr) return Status::Ok();
     // Once and for good: handlers are a list that UCX does not lock, and this module stays loaded.
     static const bool taking = (ucs_log_push_handler(&take_log), true);
     static_cast<void>(taking);
     auto made = std::make_shared<Context>();
-    SCAPE_RETURN_IF_ERROR(made->init(options, posix));
+    SCAPE_RETURN_IF_ERROR(made->init(net_devices, wakeup, posix));
     kept = made;
     *out = std::move(made);
     return Status::Ok();
@@ -108,7 +111,7 @@ class Context {
   ucp_context_h handle() const { return handle_; }
 
  private:
-  Status init(const TransportOptions& options, bool posix) {
+  Status init(const std::optional<std::string>& net_devices, bool wakeup, bool posix) {
     ucp_config_t* config = nullptr;
     if (const ucs_status_t status = ucp_config_read(nullptr, nullptr, &config); status != UCS_OK) {
       return ucx_error("reading the UCX_* settings", status);
@@ -120,9 +123,9 @@ class Context {
         return ucx_error("leaving out shared memory in /dev/shm", status);
       }
     }
-    if (!options.device.empty() && options.device != kMemoryDevice) {
+    if (net_devices.has_value()) {
       if (const ucs_status_t status =
-              ucp_config_modify(config, "NET_DEVICES", options.device.c_str());
+              ucp_config_modify(config, "NET_DEVICES", net_devices->c_str());
           status != UCS_OK) {
         ucp_config_release(config);
         return ucx_error("choosing the network device", status);
@@ -130,7 +133,7 @@ class Context {
     }
     ucp_params_t params{};
     params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED;
-    params.features = UCP_FEATURE_TAG | (options.wakeup ? UCP_FEATURE_WAKEUP : 0);
+    params.features = UCP_FEATURE_TAG | (wakeup ? UCP_FEATURE_WAKEUP : 0);
     params.mt_workers_shared = 1;  // communicators have independent owners
     const ucs_status_t status = ucp_init(&params, config, &handle_);
     ucp_config_release(config);
@@ -141,6 +144,118 @@ class Context {
 
   ucp_context_h handle_ = nullptr;
 };
+
+// Of the list that UCX prints of a context, the lines "... -- transport/device": it offers no other
+// that heeds the UCX_* settings.
+std::vector<std::pair<std::string, std::string>> resources_of(ucp_context_h context) {
+  std::vector<std::pair<std::string, std::string>> resources;
+  char* text = nullptr;
+  size_t length = 0;
+  std::FILE* const stream = ::open_memstream(&text, &length);
+  if (stream == nullptr) return resources;
+  ucp_context_print_info(context, stream);
+  std::fclose(stream);
+  std::istringstream lines{std::string(text, length)};
+  std::free(text);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t dashes = line.find(" -- ");
+    if (line.find("resource") == std::string::npos || dashes == std::string::npos) continue;
+    const std::string name = line.substr(dashes + 4);
+    const size_t slash = name.find('/');
+    if (slash == std::string::npos) continue;
+    const size_t end = name.find_first_of(" \t\r", slash);
+    resources.emplace_back(name.substr(0, slash), name.substr(slash + 1, end - slash - 1));
+  }
+  return resources;
+}
+
+// The network devices that UCX has within the user's UCX_* settings, and what is left of them.
+struct NetworkDevices {
+  DeviceFilter filter = DeviceFilter::of("ucx");
+  std::vector<TransportDevice> fabric, ethernet, loopback, memory;
+  std::vector<std::string> existing;  // of the network, admitted or not
+
+  Status find() {
+    std::shared_ptr<Context> context;
+    SCAPE_RETURN_IF_ERROR(Context::get(std::nullopt, false, true, &context));
+    for (const auto& [transport, device] : resources_of(context->handle())) {
+      static constexpr std::string_view kFabrics[] = {"rc", "dc", "ud"};
+      const std::string_view kind = transport;
+      const bool is_fabric =
+          std::any_of(std::begin(kFabrics), std::end(kFabrics),
+                      [kind](std::string_view start) { return kind.starts_with(start); });
+      const bool shared = device == kMemoryDevice;
+      if (!is_fabric && transport != "tcp" && !shared) continue;
+      if (!shared && std::find(existing.begin(), existing.end(), device) == existing.end()) {
+        existing.push_back(device);
+      }
+      if (!shared && !filter.admits(device, !is_fabric)) continue;
+      const bool is_loopback = device == "lo" && !filter.names(device, true);
+      auto& list = shared ? memory : is_fabric ? fabric : is_loopback ? loopback : ethernet;
+      if (std::none_of(list.begin(), list.end(), [&name = device](const TransportDevice& known) {
+            return known.name == name;
+          })) {
+        list.push_back({device, transport, !shared, is_fabric, SIZE_MAX});
+      }
+    }
+    if (existing.empty() || !fabric.empty() || !ethernet.empty() || !loopback.empty()) {
+      return Status::Ok();
+    }
+    return filter.leaves_none("ucx", existing);
+  }
+};
+
+Status find_admitted(std::optional<std::string>* out) {
+  out->reset();
+  NetworkDevices devices;
+  if (!devices.filter.restricts()) return Status::Ok();
+  if (Status status = devices.find(); !status.ok()) {
+    if (devices.existing.empty() || !devices.filter.is_bootstraps()) return status;
+    // An interface may be good for the bootstrap and not for UCX, which has no IPv6 in
+    // version 1.13. The ranks of one host need none.
+    SCAPE_WARN("%s; going on without any, which reaches this host only", status.message().c_str());
+    out->emplace();
+    return Status::Ok();
+  }
+  if (devices.existing.empty()) return Status::Ok();
+  out->emplace();
+  const auto add = [out](const std::vector<TransportDevice>& list) {
+    for (const TransportDevice& device : list) **out += ((*out)->empty() ? "" : ",") + device.name;
+  };
+  add(devices.fabric);
+  add(devices.ethernet);
+  if ((*out)->empty()) add(devices.loopback);
+  return Status::Ok();
+}
+
+// What a transport whose device nobody has chosen may use, for Context::get(). Looked for once.
+Status admitted_devices(std::optional<std::string>* out) {
+  static std::mutex* const mutex = new std::mutex;  // never destroyed: used until the last moment
+  static std::optional<std::string>* kept = nullptr;
+  std::lock_guard<std::mutex> lock(*mutex);
+  if (kept == nullptr) {
+    auto found = std::make_unique<std::optional<std::string>>();
+    SCAPE_RETURN_IF_ERROR(find_admitted(found.get()));
+    kept = found.release();
+  }
+  *out = *kept;
+  return Status::Ok();
+}
+
+// One line, once: what the communicators of this process use.
+void tell_devices(ucp_context_h context) {
+  static std::atomic<bool> told{false};
+  if (!log_enabled(LogLevel::kInfo) || told.exchange(true)) return;
+  std::vector<std::string> names;
+  for (const auto& [transport, device] : resources_of(context)) {
+    if (device == kMemoryDevice || transport == "self") continue;
+    if (std::find(names.begin(), names.end(), device) == names.end()) names.push_back(device);
+  }
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+  SCAPE_INFO("ucx: network devices: %s; %s", list.empty() ? "none" : list.c_str(),
+             DeviceFilter::of("ucx").text().c_str());
+}
 
 class UcxTransport final : public Transport {
  public:
@@ -160,6 +275,7 @@ class UcxTransport final : public Transport {
     // UCX aborts where it runs out of descriptors in the middle of making a worker.
     SCAPE_RETURN_IF_ERROR(check_descriptors("ucx", 24));
     SCAPE_RETURN_IF_ERROR(make_worker(options));
+    if (options.device.empty()) tell_devices(context_->handle());
     ucs_status_t status = ucp_worker_get_address(worker_, &address_, &address_bytes_);
     if (status != UCS_OK) {
       address_ = nullptr;
@@ -193,7 +309,9 @@ class UcxTransport final : public Transport {
     PeerAddress theirs;
     SCAPE_RETURN_IF_ERROR(unseal_address(address, who, &theirs));
     if (theirs.provider != name()) {
-      return error(SCAPE_ERR_MISMATCH, "ucx: %s has an address of %s; set SCAPE_TRANSPORT alike",
+      return error(SCAPE_ERR_MISMATCH,
+                   "ucx: %s has an address of %s; set SCAPE_TRANSPORT "
+                   "and SCAPE_NET_IF alike",
                    who.c_str(), theirs.provider.c_str());
     }
     *peer = static_cast<int>(addresses_.size());
@@ -315,16 +433,22 @@ class UcxTransport final : public Transport {
   Status make_worker(const TransportOptions& options) {
     static std::atomic<bool> posix{true};
     const bool free_to_choose = std::getenv("UCX_TLS") == nullptr;
+    std::optional<std::string> devices;
+    if (options.device.empty()) {
+      SCAPE_RETURN_IF_ERROR(admitted_devices(&devices));
+    } else if (options.device != kMemoryDevice) {
+      devices = options.device;
+    }
     ucs_status_t status = UCS_OK;
     if (posix.load() || !free_to_choose) {
       const Silenced scope(free_to_choose ? UCS_LOG_LEVEL_ERROR : UCS_LOG_LEVEL_LAST,
                            free_to_choose ? UCS_LOG_LEVEL_WARN : UCS_LOG_LEVEL_LAST);
-      SCAPE_RETURN_IF_ERROR(Context::get(options, true, &context_));
+      SCAPE_RETURN_IF_ERROR(Context::get(devices, options.wakeup, true, &context_));
       status = create_worker();
       if (status == UCS_OK) return Status::Ok();
     }
     if (free_to_choose) {
-      SCAPE_RETURN_IF_ERROR(Context::get(options, false, &context_));
+      SCAPE_RETURN_IF_ERROR(Context::get(devices, options.wakeup, false, &context_));
       const ucs_status_t first = std::exchange(status, create_worker());
       if (status == UCS_OK) {
         if (posix.exchange(false)) {
@@ -436,63 +560,19 @@ Status make(const TransportOptions& options, std::unique_ptr<Transport>* out) {
   return Status::Ok();
 }
 
-// Of the list that UCX prints of a context, the lines "... -- transport/device": it offers no other
-// that heeds the UCX_* settings.
-std::vector<std::pair<std::string, std::string>> resources_of(ucp_context_h context) {
-  std::vector<std::pair<std::string, std::string>> resources;
-  char* text = nullptr;
-  size_t length = 0;
-  std::FILE* const stream = ::open_memstream(&text, &length);
-  if (stream == nullptr) return resources;
-  ucp_context_print_info(context, stream);
-  std::fclose(stream);
-  std::istringstream lines{std::string(text, length)};
-  std::free(text);
-  for (std::string line; std::getline(lines, line);) {
-    const size_t dashes = line.find(" -- ");
-    if (line.find("resource") == std::string::npos || dashes == std::string::npos) continue;
-    const std::string name = line.substr(dashes + 4);
-    const size_t slash = name.find('/');
-    if (slash == std::string::npos) continue;
-    const size_t end = name.find_first_of(" \t\r", slash);
-    resources.emplace_back(name.substr(0, slash), name.substr(slash + 1, end - slash - 1));
-  }
-  return resources;
-}
-
 Status devices(std::vector<TransportDevice>* out) {
   out->clear();
-  std::shared_ptr<Context> context;
-  SCAPE_RETURN_IF_ERROR(Context::get({}, true, &context));
-  const InterfaceFilter filter(settings().socket_ifname);
-  std::vector<TransportDevice> loopback, memory;
-  for (const auto& [transport, device] : resources_of(context->handle())) {
-    static constexpr std::string_view kFabrics[] = {"rc", "dc", "ud"};
-    const std::string_view kind = transport;
-    const bool fabric =
-        std::any_of(std::begin(kFabrics), std::end(kFabrics),
-                    [kind](std::string_view start) { return kind.starts_with(start); });
-    const bool shared = device == kMemoryDevice;
-    if (!fabric && transport != "tcp" && !shared) continue;
-    if (transport == "tcp" && !filter.admits(device)) continue;
-    const bool is_loopback = device == "lo" && (filter.exclude || filter.names.empty());
-    auto& list = shared ? memory : is_loopback ? loopback : *out;
-    const auto found =
-        std::find_if(list.begin(), list.end(),
-                     [&name = device](const TransportDevice& known) { return known.name == name; });
-    if (found == list.end()) list.push_back({device, transport, !shared, fabric, SIZE_MAX});
-  }
-  std::stable_partition(out->begin(), out->end(),
-                        [](const TransportDevice& device) { return device.fabric; });
+  NetworkDevices found;
+  SCAPE_RETURN_IF_ERROR(found.find());
   // With InfiniBand or RoCE there, TCP over the other interfaces is not what anybody wants.
-  if (!out->empty() && out->front().fabric) {
-    std::erase_if(*out, [](const TransportDevice& device) { return !device.fabric; });
-  }
-  if (out->empty()) *out = !loopback.empty() ? loopback : memory;
+  *out = !found.fabric.empty()     ? found.fabric
+         : !found.ethernet.empty() ? found.ethernet
+         : !found.loopback.empty() ? found.loopback
+                                   : found.memory;
   if (!out->empty()) return Status::Ok();
   return error(SCAPE_ERR_SYSTEM,
-               "ucx: no network device is left by UCX_TLS, UCX_NET_DEVICES and "
-               "NCCL_SOCKET_IFNAME; unset them, or see what ucx_info -d lists");
+               "ucx: no network device is left by UCX_TLS and UCX_NET_DEVICES; unset them, or see "
+               "what ucx_info -d lists");
 }
 
 }  // namespace

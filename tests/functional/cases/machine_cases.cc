@@ -374,12 +374,67 @@ LAUNCHED_CASE(F34_one_interface_of_five) {
   }
   shell("ip address add 10.77.9.1/24 dev wire0");
   neighbour.there("ip address add 10.77.9.2/24 dev wire1");
-  std::vector<Run> runs = neighbour.runs("");
-  for (Run& one : runs) {
-    one.environment["NCCL_SOCKET_IFNAME"] = "wire";
-    one.environment["UCX_NET_DEVICES"] = &one == &runs[0] ? "wire0" : "wire1";
+  // The bootstrap's interface serves the messages, too; else each has a variable of its own. What
+  // is in force is said in one line.
+  const auto told = [&](const std::string& variable, const std::string& value) {
+    std::vector<Run> runs = neighbour.runs("");
+    for (Run& one : runs) {
+      one.environment["NCCL_SOCKET_IFNAME"] = "wire";
+      one.environment["SCAPE_LOG"] = "info";
+      if (!variable.empty()) one.environment[variable] = value;
+    }
+    const std::vector<Outcome> outcomes = expect(runs, {0, 0});
+    const std::string line =
+        over_ucx() ? "ucx: network devices: wire" : "ofi: network device: wire";
+    for (size_t rank = 0; rank < 2; ++rank) {
+      const std::string& err = outcomes[rank].err;
+      const std::string filter =
+          variable.empty() ? "NCCL_SOCKET_IFNAME=\"wire\"" : variable + "=\"" + value + "\"";
+      const size_t at = err.find(line + std::to_string(rank));
+      CHECK_SAYING(at != std::string::npos, err);
+      CHECK_SAYING(contains(err.substr(at, err.find('\n', at) - at), filter), err);
+    }
+  };
+  told("", "");
+  told("SCAPE_NET_IF", "^void,end,lo");
+  if (over_ucx()) told("UCX_NET_DEVICES", "wire0,wire1");
+}
+
+LAUNCHED_CASE(F34_devices_by_name) {
+  own_network_or_skip();
+  shell("ip link set lo up");
+  for (const std::string name : {"rail0", "rail1"}) {
+    shell("ip link add name " + name + " type veth peer name end" + name + "; ip link set end" +
+          name + " up; ip link set " + name + " up; ip address add 10.78." + name.substr(4) +
+          ".1/24 dev " + name);
   }
-  expect(runs, {0, 0});
+  std::vector<Run> runs = rank_runs("F34_calls", 2);
+  for (Run& one : runs) {
+    one.environment["UCX_TLS"] = "tcp,self";
+    one.environment["SCAPE_NET_IF"] = "=rail1";
+    one.environment["SCAPE_LOG"] = "info";
+  }
+  for (const Outcome& outcome : expect(runs, {0, 0})) {
+    CHECK_SAYING(contains(outcome.err, "rail1") && !contains(outcome.err, "rail0"), outcome.err);
+  }
+  // Several devices here and one there do not meet.
+  runs = rank_runs("F34_calls", 2, "fails");
+  for (Run& one : runs) {
+    one.environment["UCX_TLS"] = "tcp,self";
+    one.environment["SCAPE_NET_IF"] = &one == &runs[0] ? "=rail1" : "rail";
+  }
+  for (const Outcome& outcome : expect(runs, {0, 0})) {
+    CHECK_SAYING(
+        contains(outcome.err, "several devices of ") && contains(outcome.err, "SCAPE_NET_IF"),
+        outcome.err);
+  }
+  // What admits nothing is an error that names it and what there is.
+  runs = rank_runs("F34_calls", 2, "fails");
+  for (Run& one : runs) one.environment["SCAPE_NET_IF"] = "nosuch,ra1l";
+  for (const Outcome& outcome : expect(runs, {0, 0})) {
+    for (const char* said : {"SCAPE_NET_IF=\"nosuch,ra1l\"", "rail0", "rail1"})
+      CHECK_SAYING(contains(outcome.err, said), outcome.err);
+  }
 }
 
 LAUNCHED_CASE(F34_missing_interface) {

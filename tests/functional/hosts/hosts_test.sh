@@ -6,14 +6,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
 fail() { echo "FAILED: $*" >&2; exit 1; }
-trial=scape-may-i-$$
-status=0
-{ [ "$(id -u)" = 0 ] && ip netns add $trial && ip netns exec $trial true; } 2>/dev/null || status=$?
-ip netns delete $trial 2>/dev/null || true
-if [ $status != 0 ]; then
-  echo "skipped: network namespaces cannot be made here"
-  exit 77
-fi
+. "$(dirname "$0")/may_make_hosts.sh"
 left() { ip netns list | grep -c "^scape-hosts-$1-" || true; }
 
 # Every process knows its place, and hosts are apart.
@@ -53,6 +46,14 @@ wait $killed 2>/dev/null || true
 [ "$(left $killed)" -gt 0 ] || fail "nothing was left to remove"
 "$hosts" -n 1 -q -- true
 [ "$(left $killed)" = 0 ] || fail "what a killed run left is still there"
+
+# Each of several links is a network of its own, with its own counters.
+"$hosts" -n 2 -l 2 -- bash -c '[ $RANK = 0 ] || for i in 1 2 3; do printf %1000s >/dev/udp/10.73.1.1/9; done
+  echo $(ls /sys/class/net)' \
+  >"$folder/out" 2>"$folder/err" || fail "two links: $(cat "$folder/out" "$folder/err")"
+[ "$(grep -c "eth0 eth1 lo" "$folder/out")" = 2 ] || fail "interfaces: $(cat "$folder/out")"
+eth0=$(awk '$2 == "host1/eth0" {print $4}' "$folder/err") eth1=$(awk '$2 == "host1/eth1" {print $4}' "$folder/err")
+[ "$eth1" -gt 3000 ] && [ "$eth0" -lt 3000 ] || fail "eth0 sent $eth0 bytes, eth1 $eth1"
 
 # Wrong use is refused by name.
 for wrong in "-n 0" "-n x" "-p -1"; do

@@ -2,7 +2,9 @@
  * with NCCL's habits.
  *
  *   net_harness LIBRARY SCENARIO [version=N|all] [ranks=N] [count=N] [links=N] [seed=N]
- *               [largest=BYTES] [warnings=N]
+ *               [largest=BYTES] [warnings=N] [join=N]
+ *
+ * With join, connections are made on a device of that many of the plugin's, from version 9 on.
  *
  * The exit status is 0 when everything was as it has to be. */
 #define _GNU_SOURCE
@@ -27,15 +29,18 @@
 struct shared* shared;
 const char* library;
 int rank, ranks = 2, count = 100, links = 1;
+int device; /* that connections are made on */
 size_t largest = 64 << 20;
 unsigned seed = 1;
 struct api api;
 atomic_int warnings;
 char last_warning[1024];
 
+static int joined; /* of how many devices that one is made; 0: it is the first there is */
 static int expected_warnings = -1;
 static int barriers_passed;
-static char last_counters[1024];
+/* Sent bytes and messages, received bytes and messages, of all devices since they were loaded. */
+static unsigned long long counters[4];
 
 double now(void) {
   struct timespec t;
@@ -64,7 +69,13 @@ void logger(int level, unsigned long flags, const char* file, int line, const ch
     atomic_fetch_add(&warnings, 1);
     memcpy(last_warning, text, sizeof last_warning);
   }
-  if (strstr(text, " retries") != NULL) memcpy(last_counters, text, sizeof last_counters);
+  unsigned long long c[4];
+  const char* const words = strstr(text, ": sent ");
+  if (words != NULL &&
+      sscanf(words, ": sent %llu bytes in %llu messages, received %llu bytes in %llu", &c[0], &c[1],
+             &c[2], &c[3]) == 4) {
+    for (int i = 0; i < 4; ++i) counters[i] += c[i];
+  }
   if (getenv("NET_HARNESS_LOG") != NULL) {
     fprintf(stderr, "[%d] level %d %s:%d %s\n", rank, level, file, line, text);
   }
@@ -90,6 +101,12 @@ void load(int version) {
   OK(api_init(&api, logger));
   OK(api_devices(&api, &devices));
   CHECK(devices >= 1, "%d devices", devices);
+  device = 0;
+  if (joined == 0 || version < 9) return;
+  int members[NET_MAX_MEMBERS];
+  CHECK(joined <= devices, "%d devices are there, not %d", devices, joined);
+  for (int i = 0; i < joined; ++i) members[i] = i;
+  OK(api_make_device(&api, &device, members, joined));
 }
 
 void unload(void) {
@@ -113,7 +130,7 @@ static void make_links(struct incoming in[MAX_RANKS][MAX_LINKS],
   for (int peer = 0; peer < ranks; ++peer) {
     for (int link = 0; link < links && peer != rank; ++link) {
       in[peer][link].comm = NULL;
-      OK(api_listen(&api, 0, shared->handles[rank][peer][link], &in[peer][link].listen_comm));
+      OK(api_listen(&api, device, shared->handles[rank][peer][link], &in[peer][link].listen_comm));
     }
   }
   barrier();
@@ -136,7 +153,7 @@ static void make_links(struct incoming in[MAX_RANKS][MAX_LINKS],
     if (next_random(&state) % 2 == 0) {
       struct outgoing* const o = &out[peer][link];
       if (o->comm != NULL) continue;
-      OK(api_connect(&api, 0, o->handle, &o->comm));
+      OK(api_connect(&api, device, o->handle, &o->comm));
       if (o->comm != NULL) --left;
     } else {
       struct incoming* const i = &in[peer][link];
@@ -242,7 +259,7 @@ struct script {
 };
 
 static void next_group(struct script* s) {
-  static const size_t kSizes[] = {0, 1, 7, 64, 1000, 4096, 8193, 65536, 300000};
+  static const size_t kSizes[] = {0, 1, 23, 64, 1000, 4096, 8193, 65536, 300000};
   s->group = 1 + (int)(next_random(&s->state) % NET_MAX_RECEIVES);
   if (next_random(&s->state) % 2 == 0) s->group = 1;
   s->at = 0;
@@ -453,17 +470,19 @@ static void scenario_small(void) {
     ++over;
   }
   close_links(in, out);
-  /* The device's counters, said with its last connection: exactly what was sent or received here.
-   */
-  unsigned long long sent = 0, sent_messages = 0, got = 0, got_messages = 0, bytes = 0;
-  const char* const words = strstr(last_counters, "sent ");
-  CHECK(words != NULL &&
-            sscanf(words, "sent %llu bytes in %llu messages, received %llu bytes in %llu", &sent,
-                   &sent_messages, &got, &got_messages) == 4,
-        "no counters: %s", last_counters);
-  for (int i = 0; i < count; ++i) bytes += (unsigned)(i % 65);
-  CHECK((sends ? sent : got) == bytes && (sends ? got : sent) == 0, "%s", last_counters);
-  CHECK((sends ? sent_messages : got_messages) == (unsigned)count, "%s", last_counters);
+  /* The counters, said with a device's last connection: exactly what was sent or received here. On
+   * a joined device messages that are as long as a head have one. */
+  unsigned long long bytes = 0, messages = 0;
+  for (int i = 0; i < count; ++i) {
+    const unsigned times = device != 0 && i % 65 == 23 ? 2 : 1;
+    bytes += times * (unsigned)(i % 65);
+    messages += times;
+  }
+  const unsigned long long* const here = counters + (sends ? 0 : 2);
+  const unsigned long long* const none = counters + (sends ? 2 : 0);
+  CHECK(here[0] == bytes && here[1] == messages, "%llu bytes in %llu messages, not %llu in %llu",
+        here[0], here[1], bytes, messages);
+  CHECK(none[0] == 0 && none[1] == 0, "%llu bytes the wrong way", none[0]);
 }
 
 /* --- a connection to oneself, as NCCL makes within a process of several devices ----------------
@@ -472,10 +491,10 @@ static void scenario_small(void) {
 static void connect_self(void** listen_comm, void** send, void** receive) {
   unsigned char handle[NET_HANDLE_BYTES];
   *send = *receive = NULL;
-  OK(api_listen(&api, 0, handle, listen_comm));
+  OK(api_listen(&api, device, handle, listen_comm));
   const double begin = now();
   while (*send == NULL || *receive == NULL) {
-    if (*send == NULL) OK(api_connect(&api, 0, handle, send));
+    if (*send == NULL) OK(api_connect(&api, device, handle, send));
     if (*receive == NULL) OK(api_accept(&api, *listen_comm, receive));
     CHECK(now() - begin < 30, "not connected after 30 s");
   }
@@ -622,15 +641,15 @@ static void scenario_close(void) {
   OK(api_close_listen(&api, listen_comm));
   /* A listener that is closed before it has accepted: connect says so, within its time. */
   unsigned char handle[NET_HANDLE_BYTES];
-  OK(api_listen(&api, 0, handle, &listen_comm));
+  OK(api_listen(&api, device, handle, &listen_comm));
   send = NULL;
-  OK(api_connect(&api, 0, handle, &send));
+  OK(api_connect(&api, device, handle, &send));
   CHECK(send == NULL, "connected without an accept");
   OK(api_close_listen(&api, listen_comm));
   const double begin = now();
   int result = NET_SUCCESS;
   while (result == NET_SUCCESS && now() - begin < 10) {
-    result = api_connect(&api, 0, handle, &send);
+    result = api_connect(&api, device, handle, &send);
     CHECK(send == NULL, "connected to nobody");
   }
   CHECK(result == NET_REMOTE_ERROR, "connect to a closed listener gives %d", result);
@@ -720,6 +739,60 @@ static void scenario_properties(void) {
   }
 }
 
+/* A device of several: counted after the others, the same when it is asked for again, with what it
+ * is made of. What cannot be joined is refused. */
+static void scenario_joined(void) {
+  struct net_properties_v12 p, all;
+  int devices = 0, more = 0, again = -1, other = -1;
+  char name[256] = "";
+  int speed = 0;
+  CHECK(joined >= 2, "give join=N");
+  OK(api_devices(&api, &devices));
+  OK(api_properties(&api, device, &all));
+  CHECK(device == joined && devices == joined + 1, "device %d of %d", device, devices);
+  for (int i = 0; i < joined; ++i) {
+    OK(api_properties(&api, i, &p));
+    snprintf(name + strlen(name), sizeof name - strlen(name), "%s%s", i > 0 ? "+" : "", p.name);
+    speed += p.speed;
+    CHECK(all.members.devices[i] == i, "member %d is %d", i, all.members.devices[i]);
+    CHECK(p.members.count == 1 && p.members.devices[0] == i, "a physical device's members");
+    if (i == 0)
+      CHECK(all.guid == p.guid && all.port == p.port, "not the first one's guid and port");
+  }
+  CHECK(all.members.count == joined, "%d members", all.members.count);
+  CHECK(strcmp(all.name, name) == 0, "the name is %s, not %s", all.name, name);
+  CHECK(all.speed == speed, "%d Mb/s, not %d", all.speed, speed);
+  const int backwards[] = {1, 0}, twice[] = {0, 0}, unknown[] = {0, 1000}, negative[] = {-1, 0};
+  const int nested[] = {0, device}, forwards[] = {0, 1, 2, 3, 4, 5, 6, 7};
+  const struct {
+    const int* members;
+    int count;
+  } wrong[] = {{forwards, 0}, {forwards, -1}, {twice, 2},    {unknown, 2},
+               {negative, 2}, {nested, 2},    {forwards, 9}, {forwards, 1 << 30}};
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; ++i) {
+    const int before = atomic_load(&warnings);
+    const int result = api_make_device(&api, &other, wrong[i].members, wrong[i].count);
+    CHECK(result == NET_INVALID_ARGUMENT, "wrong members %zu give %d", i, result);
+    CHECK(atomic_load(&warnings) == before + 1, "wrong members %zu are not explained", i);
+    CHECK(strstr(last_warning, "makeVDevice") != NULL, "%s", last_warning);
+  }
+  OK(api_make_device(&api, &again, forwards, joined));
+  CHECK(again == device, "the same members give %d, not %d", again, device);
+  OK(api_make_device(&api, &other, forwards, 1));
+  CHECK(other == 0, "one device gives %d", other);
+  OK(api_make_device(&api, &other, backwards, 2));
+  OK(api_devices(&api, &more));
+  CHECK(other == devices && more == devices + 1, "another one is %d of %d", other, more);
+  /* From version 11 on the plugin hears when it is let go: then NCCL counts anew. */
+  if (api.version < 11) return;
+  OK(api_finalize(&api));
+  OK(api_init(&api, logger));
+  OK(api_devices(&api, &more));
+  CHECK(more == joined, "%d devices after finalize, not %d", more, joined);
+  OK(api_properties(&api, device, &all));
+  CHECK(strcmp(all.name, name) == 0, "the old number is %s's now", all.name);
+}
+
 /* Each wrong call is refused with a code and a line, and nothing breaks. */
 static void scenario_wrong(void) {
   struct net_properties_v12 p;
@@ -731,11 +804,11 @@ static void scenario_wrong(void) {
   REFUSED(api_properties(&api, -1, &p));
   REFUSED(api_properties(&api, 1000, &p));
   REFUSED(api_listen(&api, 1000, handle, &listen_comm));
-  REFUSED(api_listen(&api, 0, NULL, &listen_comm));
+  REFUSED(api_listen(&api, device, NULL, &listen_comm));
   memset(handle, 0, sizeof handle);
-  REFUSED(api_connect(&api, 0, handle, &send));
+  REFUSED(api_connect(&api, device, handle, &send));
   memset(handle, 0xff, sizeof handle);
-  REFUSED(api_connect(&api, 0, handle, &send));
+  REFUSED(api_connect(&api, device, handle, &send));
   REFUSED(api_accept(&api, NULL, &receive));
   connect_self(&listen_comm, &send, &receive);
   REFUSED(api_register(&api, send, data, sizeof data, NET_POINTER_CUDA, &memory));
@@ -779,7 +852,7 @@ static void scenario_stranger(void) {
   load(api.version);
   /* The handle does not say its port to anybody else: ask the system which ports this process has.
    */
-  OK(api_listen(&api, 0, handle, &listen_comm));
+  OK(api_listen(&api, device, handle, &listen_comm));
   struct sockaddr_storage address;
   socklen_t length = 0;
   for (int fd = 3; fd < 1000 && length == 0; ++fd) {
@@ -800,7 +873,7 @@ static void scenario_stranger(void) {
   }
   const double begin = now();
   while (send == NULL || receive == NULL) {
-    if (send == NULL) OK(api_connect(&api, 0, handle, &send));
+    if (send == NULL) OK(api_connect(&api, device, handle, &send));
     if (receive == NULL) OK(api_accept(&api, listen_comm, &receive));
     CHECK(now() - begin < 8, "strangers keep a connection from being made");
   }
@@ -818,14 +891,15 @@ static void scenario_mismatch(void) {
   setenv("SCAPE_NET", rank == 0 ? "ucx" : "ofi", 1);
   load(api.version);
   void *listen_comm = NULL, *comm = NULL;
-  if (rank == 0) OK(api_listen(&api, 0, shared->handles[0][0][0], &listen_comm));
+  if (rank == 0) OK(api_listen(&api, device, shared->handles[0][0][0], &listen_comm));
   barrier();
   unsigned char handle[NET_HANDLE_BYTES];
   memcpy(handle, shared->handles[0][0][0], sizeof handle);
   int result = NET_SUCCESS;
   const double begin = now();
   while (result == NET_SUCCESS) {
-    result = rank == 0 ? api_accept(&api, listen_comm, &comm) : api_connect(&api, 0, handle, &comm);
+    result =
+        rank == 0 ? api_accept(&api, listen_comm, &comm) : api_connect(&api, device, handle, &comm);
     CHECK(comm == NULL, "connected");
     CHECK(now() - begin < 10, "no word of it after 10 s");
     sched_yield();
@@ -925,6 +999,7 @@ static const struct scenario kScenarios[] = {
     {"reload", scenario_reload, 1, 1, -1},
     {"remap", scenario_remap, 1, 0, -1},
     {"properties", scenario_properties, 1, 0, -1},
+    {"joined", scenario_joined, 1, 0, -1},
     {"wrong", scenario_wrong, 1, 0, -1},
     {"stranger", scenario_stranger, 1, 1, -1},
     {"mismatch", scenario_mismatch, 2, 1, -1},
@@ -1015,6 +1090,8 @@ int main(int argc, char** argv) {
       seed = (unsigned)atoi(value);
     } else if (value_of(argv[i], "largest", &value)) {
       largest = strtoull(value, NULL, 10);
+    } else if (value_of(argv[i], "join", &value)) {
+      joined = atoi(value);
     } else if (value_of(argv[i], "warnings", &value)) {
       expected_warnings = atoi(value);
     } else {

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "plugin/transport/bootstrap.h"
+#include "plugin/transport/device_filter.h"
 #include "plugin/transport/transport.h"
 #include "tests/support/slowdown.h"
 #include "tests/unit/plugin/testing.h"
@@ -466,6 +467,34 @@ TEST(Bootstrap, InterfacesAreChosenAsAsked) {
   EXPECT_EQ(addresses[0].text(), "127.0.0.1");
   ASSERT_TRUE(choose_addresses("", 0, &addresses).ok());
   EXPECT_FALSE(addresses.empty());
+}
+
+TEST(Bootstrap, DevicesAreAdmittedAsAsked) {
+  const DeviceFilter none("", "", ""), own("", "eth0", "UCX_NET_DEVICES=\"ib0\"");
+  for (const DeviceFilter* filter : {&none, &own}) {
+    EXPECT_FALSE(filter->restricts());
+    EXPECT_TRUE(filter->admits("ib0", true) && !filter->names("lo", true));
+  }
+  EXPECT_EQ(none.text(), "no filter");
+  EXPECT_EQ(own.text(), "UCX_NET_DEVICES=\"ib0\"");
+  // The bootstrap's list says nothing of RDMA devices.
+  const DeviceFilter bootstrap("", "eth,lo", "");
+  EXPECT_TRUE(bootstrap.admits("eth1", true) && bootstrap.admits("mlx5_0:1", false));
+  EXPECT_TRUE(!bootstrap.admits("docker0", true) && bootstrap.names("lo", true));
+  EXPECT_EQ(bootstrap.text(), "NCCL_SOCKET_IFNAME=\"eth,lo\"");
+  // SCAPE_NET_IF speaks of all devices, and goes before the bootstrap's.
+  const DeviceFilter exact("=mlx5_0,mlx5_1:2", "eth", "UCX_NET_DEVICES=\"mlx5_0:1\"");
+  EXPECT_TRUE(exact.admits("mlx5_0:1", false) && exact.admits("mlx5_0:2", false));
+  EXPECT_TRUE(exact.admits("mlx5_1:2", false) && !exact.admits("mlx5_1:1", false));
+  EXPECT_TRUE(!exact.admits("mlx5_01:1", false) && !exact.admits("eth0", true));
+  const DeviceFilter all_but("^=mlx5_0,docker0", "", "");
+  EXPECT_TRUE(!all_but.admits("mlx5_0:1", false) && all_but.admits("mlx5_1:1", false));
+  EXPECT_TRUE(all_but.admits("lo", true) && !all_but.names("lo", true));
+  const Status status = exact.leaves_none("ucx", {"eth0", "lo"});
+  EXPECT_EQ(status.code(), SCAPE_ERR_ARGUMENT);
+  for (const char* said : {"SCAPE_NET_IF=\"=mlx5_0,mlx5_1:2\"", "mlx5_0:1", "eth0, lo"}) {
+    EXPECT_TRUE(contains(status.message(), said)) << status.message();
+  }
 }
 
 TEST(Bootstrap, ListensOnIPv6) {

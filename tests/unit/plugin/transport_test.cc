@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "plugin/transport/peer_address.h"
+#include "plugin/transport/rails.h"
 #include "tests/support/run_ranks.h"
 #include "tests/unit/plugin/testing.h"
 
@@ -216,6 +217,70 @@ TEST(PeerAddress, ComesBackWholeOrNotAtAll) {
     EXPECT_FALSE(unseal_address(std::span(sealed).first(i), "rank 3", &back).ok()) << i;
   }
   EXPECT_FALSE(unseal_address(seal_address({"ucx", "", {}}), "rank 3", &back).ok());
+}
+
+TEST(Rails, PartsMakeUpTheMessage) {
+  for (const size_t bytes : {kCutFrom + 1, size_t{1} << 20, (size_t{1} << 30) - 1, size_t{4095}}) {
+    for (size_t count = 1; count <= kMaxTransportRails; ++count) {
+      size_t end = 0;
+      for (size_t i = 0; i < count; ++i) {
+        const MessagePart part = message_part(bytes, i, count);
+        EXPECT_EQ(part.begin, end);
+        EXPECT_TRUE(part.begin % 4096 == 0 || part.bytes == 0) << part.begin;
+        EXPECT_NEAR(static_cast<double>(part.bytes), static_cast<double>(bytes / count), 8192);
+        end += part.bytes;
+      }
+      EXPECT_EQ(end, bytes);
+    }
+  }
+}
+
+// Over several devices, over one, or whatever SCAPE_NET_IF says. Each length comes whole; a length
+// that the receiver does not expect comes to its end as one that is not as it has to be.
+TEST(Rails, CarryLongAndShortMessages) {
+  Board* const board = make_board();
+  ASSERT_NE(board, nullptr);
+  const auto results = run_ranks(2, [&](int rank, int) -> std::string {
+    std::unique_ptr<Transport> transport;
+    if (std::string problem = connect(*board, rank, &transport); !problem.empty()) return problem;
+    uint64_t tag = 0;
+    for (const size_t bytes : {size_t{0}, size_t{1}, kCutFrom, kCutFrom + 1, size_t{5} << 20}) {
+      std::vector<unsigned char> data(bytes + 1, 0xee);
+      Operation operation;
+      ++tag;
+      if (rank == 0) {
+        for (size_t i = 0; i < bytes; ++i) data[i] = static_cast<unsigned char>(i * 7 + (i >> 10));
+        transport->send(1, tag, data.data(), bytes, &operation);
+      } else {
+        transport->recv(0, tag, data.data(), bytes, &operation);
+      }
+      finish(*transport, operation);
+      SCAPE_RANK_EXPECT(operation.outcome == Outcome::kDone);
+      if (rank == 0) continue;
+      SCAPE_RANK_EXPECT(operation.received == bytes && data[bytes] == 0xee);
+      for (size_t i = 0; i < bytes; ++i) {
+        SCAPE_RANK_EXPECT(data[i] == static_cast<unsigned char>(i * 7 + (i >> 10)));
+      }
+    }
+    for (const auto& [sent, room] : std::vector<std::pair<size_t, size_t>>{
+             {100, size_t{1} << 20}, {kCutFrom + 5000, size_t{1} << 20}}) {
+      std::vector<unsigned char> data(size_t{1} << 20);
+      Operation operation;
+      ++tag;
+      if (rank == 0) {
+        transport->send(1, tag, data.data(), sent, &operation);
+      } else {
+        transport->recv(0, tag, data.data(), room, &operation);
+        finish(*transport, operation);
+        SCAPE_RANK_EXPECT(operation.outcome != Outcome::kPending);
+        SCAPE_RANK_EXPECT(operation.received != room);
+      }
+      if (rank == 0) finish(*transport, operation);
+    }
+    transport->abandon();
+    return "";
+  });
+  EXPECT_TRUE(all_well(results)) << text_of(results);
 }
 
 // A network library would read beyond their ends, or what is not there.
