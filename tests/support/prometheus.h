@@ -2,9 +2,8 @@
 #pragma once
 
 #include <cctype>
+#include <cstddef>
 #include <map>
-#include <regex>
-#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -18,51 +17,103 @@ struct PrometheusFamily {
   std::map<PrometheusLabels, unsigned long long> samples;
 };
 
+// One line, from its left. Each function ends it with an error where something else is there.
+class PrometheusLine {
+ public:
+  explicit PrometheusLine(const std::string& text) : text_(text) {}
+
+  [[noreturn]] void wrong(const std::string& why) const {
+    throw std::runtime_error(text_ + ": " + why);
+  }
+  bool has(const std::string& what) const { return text_.compare(at_, what.size(), what) == 0; }
+  void take(const std::string& what) {
+    if (!has(what)) wrong("no '" + what + "' at " + std::to_string(at_));
+    at_ += what.size();
+  }
+  std::string name() {
+    const size_t begin = at_;
+    while (at_ < text_.size() &&
+           (std::isalnum(static_cast<unsigned char>(text_[at_])) != 0 || text_[at_] == '_')) {
+      ++at_;
+    }
+    if (at_ == begin || std::isdigit(static_cast<unsigned char>(text_[begin])) != 0) {
+      wrong("no name at " + std::to_string(begin));
+    }
+    return text_.substr(begin, at_ - begin);
+  }
+  // In quotes, with its escapes.
+  std::string value() {
+    take("\"");
+    const size_t begin = at_;
+    while (!has("\"")) {
+      if (has("\\") && ++at_ < text_.size() && !has("\\") && !has("\"") && !has("n")) {
+        wrong("an escape there is not");
+      }
+      if (++at_ > text_.size()) wrong("a value without an end");
+    }
+    return text_.substr(begin, at_++ - begin);
+  }
+  unsigned long long number() {
+    const size_t begin = at_;
+    while (at_ < text_.size() && std::isdigit(static_cast<unsigned char>(text_[at_])) != 0) ++at_;
+    if (at_ == begin) wrong("no number at " + std::to_string(begin));
+    return std::stoull(text_.substr(begin, at_ - begin));
+  }
+  std::string rest() {
+    const std::string left = text_.substr(at_);
+    at_ = text_.size();
+    return left;
+  }
+  void end() const {
+    if (at_ != text_.size()) wrong("more at " + std::to_string(at_));
+  }
+
+ private:
+  const std::string text_;
+  size_t at_ = 0;
+};
+
 // Families by name. Throws std::runtime_error with the line that is wrong.
 inline std::map<std::string, PrometheusFamily> read_prometheus(const std::string& text) {
-  static const std::regex kHelp(R"(# HELP ([a-zA-Z_][a-zA-Z0-9_]*) (\S.*))");
-  static const std::regex kType(R"(# TYPE ([a-zA-Z_][a-zA-Z0-9_]*) (counter|gauge))");
-  static const std::regex kSample(R"(([a-zA-Z_][a-zA-Z0-9_]*)\{(.*)\} ([0-9]+))");
-  static const std::regex kLabel(R"x(([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\["\\n])*)")x");
   std::map<std::string, PrometheusFamily> families;
   if (text.empty() || text.back() != '\n') throw std::runtime_error("no newline at the end");
   std::istringstream lines(text);
-  std::string line, current;
+  std::string whole, current;
   bool has_type = false;
-  while (std::getline(lines, line)) {
-    std::smatch match;
-    const auto wrong = [&](const char* why) { throw std::runtime_error(line + ": " + why); };
-    if (std::regex_match(line, match, kHelp)) {
-      current = match[1];
+  while (std::getline(lines, whole)) {
+    PrometheusLine line(whole);
+    if (line.has("# HELP ")) {
+      line.take("# HELP ");
+      current = line.name();
+      line.take(" ");
+      if (line.rest().empty()) line.wrong("no help");
+      if (!families.emplace(current, PrometheusFamily()).second) line.wrong("a family twice");
       has_type = false;
-      if (families.count(current) != 0) wrong("a second family of the name");
-      families[current];
-    } else if (std::regex_match(line, match, kType)) {
-      if (match[1] != current || has_type) wrong("the type does not follow the help");
-      has_type = true;
-      families[current].type = match[2];
+    } else if (line.has("# TYPE ")) {
+      line.take("# TYPE ");
+      if (line.name() != current || has_type) line.wrong("the type does not follow the help");
+      line.take(" ");
+      const std::string type = line.rest();
+      if (type != "counter" && type != "gauge") line.wrong("no type");
       const bool total = current.size() > 6 && current.substr(current.size() - 6) == "_total";
-      if (total != (match[2] == "counter")) wrong("counters, and they alone, end in _total");
-    } else if (std::regex_match(line, match, kSample)) {
-      if (match[1] != current || !has_type) wrong("a sample outside its family");
-      PrometheusLabels labels;
-      std::string rest = match[2];
-      while (!rest.empty()) {
-        std::smatch label;
-        if (!std::regex_search(rest, label, kLabel, std::regex_constants::match_continuous)) {
-          wrong("bad labels");
-        }
-        if (!labels.emplace(label[1], label[2]).second) wrong("a label twice");
-        rest = label.suffix();
-        if (rest.empty()) break;
-        if (rest[0] != ',' || rest.size() == 1) wrong("bad labels");
-        rest.erase(0, 1);
-      }
-      if (!families[current].samples.emplace(labels, std::stoull(match[3])).second) {
-        wrong("a sample twice");
-      }
+      if (total != (type == "counter")) line.wrong("counters, and they alone, end in _total");
+      families[current].type = type;
+      has_type = true;
     } else {
-      wrong("neither help, type nor sample");
+      if (line.name() != current || !has_type) line.wrong("a sample outside its family");
+      PrometheusLabels labels;
+      line.take("{");
+      do {
+        if (!labels.empty()) line.take(",");
+        const std::string label = line.name();
+        line.take("=");
+        if (!labels.emplace(label, line.value()).second) line.wrong("a label twice");
+      } while (!line.has("}"));
+      line.take("} ");
+      if (!families[current].samples.emplace(labels, line.number()).second) {
+        line.wrong("a sample twice");
+      }
+      line.end();
     }
   }
   return families;

@@ -125,6 +125,20 @@ TEST(Statistics, NamesAreEscapedAndAnUnknownRankIsLeftOut) {
   EXPECT_EQ(labels.count("rank"), 0u);
 }
 
+// The reader that the tests rely on takes nothing else.
+TEST(Statistics, WhatIsNoPrometheusTextIsRefused) {
+  const std::string head = "# HELP a_total Help.\n# TYPE a_total counter\n";
+  EXPECT_EQ(read_prometheus(head + "a_total{x=\"1\\\"\",y=\"\"} 7\n").size(), 1u);
+  for (const std::string bad :
+       {"a_total{x=\"1\"} 7", "a_total{x=\"1\"} -7\n", "a_total{x=\"1\"} 7 \n", "a_total{} 7\n",
+        "a_total{x=\"1\",} 7\n", "a_total{x=\"1} 7\n", "a_total{x=\"\\q\"} 7\n", "b{x=\"1\"} 7\n",
+        "a_total{x=\"1\",x=\"2\"} 7\n", "a_total{x=\"1\"} 7\na_total{x=\"1\"} 8\n", "\n", "# x\n",
+        "# HELP a_total Again.\n", "# TYPE a_total counter\n", "# HELP b Help.\n# TYPE b counter\n",
+        "# HELP b_total Help.\nb_total{x=\"1\"} 7\n"}) {
+    EXPECT_THROW(read_prometheus(head + bad), std::runtime_error) << bad;
+  }
+}
+
 TEST_F(StatisticsPath, PlaceholdersAndFolders) {
   const Origin known = {"node", 12, 3}, unknown = {"node", 12, -1};
   std::string path;
