@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstring>
 #include <deque>
@@ -311,7 +312,7 @@ class Rails : public ::testing::Test {
     }
     ASSERT_TRUE(done) << sent.size() << " bytes";
     EXPECT_EQ(size, static_cast<int>(sent.size()));
-    EXPECT_EQ(std::memcmp(receive->data.data(), sent.data(), sent.size()), 0) << sent.size();
+    EXPECT_TRUE(std::equal(sent.begin(), sent.end(), receive->data.begin())) << sent.size();
     for (size_t i = sent.size(); i < receive->data.size(); ++i) {
       ASSERT_EQ(receive->data[i], std::byte{0xee}) << "byte " << i << " of " << sent.size();
     }
