@@ -1,5 +1,8 @@
 #include "plugin/net/counters.h"
 
+#include <map>
+#include <utility>
+
 namespace scape::net {
 namespace {
 
@@ -35,15 +38,17 @@ plugin::TransportCounters DeviceCounters::traffic(Interface::Kind interface) con
   return sum;
 }
 
-const std::vector<std::unique_ptr<DeviceCounters>>& all_counters(const Devices& devices) {
-  static const auto* const all = [&] {
-    auto* const made = new std::vector<std::unique_ptr<DeviceCounters>>;
-    for (const Device& device : devices.list) {
-      made->push_back(std::make_unique<DeviceCounters>(device.transport.name, devices.library));
-    }
-    return made;
-  }();
-  return *all;
+DeviceCounters& counters_of(const Devices& devices, const Device& device) {
+  using Known = std::map<std::pair<std::string, std::string>, std::unique_ptr<DeviceCounters>>;
+  static std::mutex* const mutex = new std::mutex;  // never destroyed: used until the last moment
+  static auto* const known = new Known;
+  const Device& physical = devices.list[static_cast<size_t>(device.members.front())];
+  std::lock_guard<std::mutex> lock(*mutex);
+  std::unique_ptr<DeviceCounters>& counters = (*known)[{devices.library, physical.transport.name}];
+  if (counters == nullptr) {
+    counters = std::make_unique<DeviceCounters>(physical.transport.name, devices.library);
+  }
+  return *counters;
 }
 
 }  // namespace scape::net

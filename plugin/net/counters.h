@@ -91,11 +91,8 @@ class DeviceCounters {
   plugin::TransportCounters past_[Interface::kCount];
 };
 
-// Of all the physical devices there are, in their order; made at the first call, never destroyed.
-const std::vector<std::unique_ptr<DeviceCounters>>& all_counters(const Devices& devices);
-// Of the device; of several that are joined, the first one's.
-inline DeviceCounters& counters_of(const Devices& devices, const Device& device) {
-  return *all_counters(devices)[static_cast<size_t>(device.members.front())];
-}
+// Of the device; of several that are joined, the first one's. Made at the first call, never
+// destroyed.
+DeviceCounters& counters_of(const Devices& devices, const Device& device);
 
 }  // namespace scape::net

@@ -117,7 +117,7 @@ struct Statistics {
   std::string path;
   bool prometheus = false;
   uint64_t interval_ns = 0;
-  const std::vector<std::unique_ptr<DeviceCounters>>* counters = nullptr;
+  std::vector<const DeviceCounters*> counters;
   std::mutex mutex;  // of one write
   bool failed = false;
 };
@@ -132,7 +132,7 @@ bool ends_with(const std::string& text, const char* end) {
 
 Status write_now(const Statistics& to) {
   std::vector<Reading> readings;
-  for (const auto& counters : *to.counters) readings.push_back(read_counters(*counters));
+  for (const DeviceCounters* counters : to.counters) readings.push_back(read_counters(*counters));
   const auto time = std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::system_clock::now().time_since_epoch());
   return replace_file(to.path, to.prometheus ? prometheus_of(to.origin, readings)
@@ -168,7 +168,9 @@ Status start(const Devices& devices) {
   SCAPE_RETURN_IF_ERROR(statistics_path(settings().net_stats, made->origin, &made->path));
   made->prometheus = ends_with(made->path, ".prom");
   made->interval_ns = static_cast<uint64_t>(settings().net_stats_interval_s * 1e9);
-  made->counters = &all_counters(devices);
+  for (const Device& device : devices.list) {
+    made->counters.push_back(&counters_of(devices, device));
+  }
   const uint64_t interval = made->interval_ns;
   statistics.store(made.release(), std::memory_order_release);
   if (interval != 0) detail::statistics_due_ns.store(coarse_now_ns() + interval);
