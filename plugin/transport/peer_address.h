@@ -16,7 +16,7 @@ namespace scape::plugin {
 
 struct PeerAddress {
   std::string provider;          // whose address it is: "ucx", or a provider of libfabric
-  std::string host;              // of providers that do not leave their host; else empty
+  std::string host;              // where it is, for those that go other ways within a host
   std::vector<std::byte> bytes;  // the library's own; never empty
 };
 

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <compare>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -21,13 +22,13 @@
 #include <optional>
 #include <sstream>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "base/log.h"
 #include "base/settings.h"
 #include "plugin/transport/descriptors.h"
 #include "plugin/transport/device_filter.h"
+#include "plugin/transport/host_digest.h"
 #include "plugin/transport/peer_address.h"
 #include "plugin/transport/traffic.h"
 #include "plugin/transport/transport.h"
@@ -84,22 +85,25 @@ constexpr char kMemoryDevice[] = "memory";
 // made alike share one for as long as any of them lives.
 class Context {
  public:
-  // `net_devices`: as UCX_NET_DEVICES, which decides when there is none. `posix`: memory in
-  // /dev/shm may be used.
-  static Status get(const std::optional<std::string>& net_devices, bool wakeup, bool posix,
-                    std::shared_ptr<Context>* out) {
-    using Key = std::tuple<std::optional<std::string>, bool, bool>;
+  struct Traits {
+    std::optional<std::string> net_devices;  // as UCX_NET_DEVICES, which decides when there is none
+    bool wakeup = false;
+    bool posix = true;   // memory in /dev/shm may be used
+    bool eager = false;  // over TCP, and no message waits for its receiver
+    auto operator<=>(const Traits&) const = default;
+  };
+  static Status get(const Traits& traits, std::shared_ptr<Context>* out) {
     static std::mutex* const mutex = new std::mutex;  // never destroyed: used until the last moment
-    static auto* const contexts = new std::map<Key, std::weak_ptr<Context>>;
+    static auto* const contexts = new std::map<Traits, std::weak_ptr<Context>>;
     std::lock_guard<std::mutex> lock(*mutex);
-    std::weak_ptr<Context>& kept = (*contexts)[Key(net_devices, wakeup, posix)];
+    std::weak_ptr<Context>& kept = (*contexts)[traits];
     *out = kept.lock();
     if (*out != nullptr) return Status::Ok();
     // Once and for good: handlers are a list that UCX does not lock, and this module stays loaded.
     static const bool taking = (ucs_log_push_handler(&take_log), true);
     static_cast<void>(taking);
     auto made = std::make_shared<Context>();
-    SCAPE_RETURN_IF_ERROR(made->init(net_devices, wakeup, posix));
+    SCAPE_RETURN_IF_ERROR(made->init(traits));
     kept = made;
     *out = std::move(made);
     return Status::Ok();
@@ -111,32 +115,39 @@ class Context {
   ucp_context_h handle() const { return handle_; }
 
  private:
-  Status init(const std::optional<std::string>& net_devices, bool wakeup, bool posix) {
+  Status init(const Traits& traits) {
     ucp_config_t* config = nullptr;
     if (const ucs_status_t status = ucp_config_read(nullptr, nullptr, &config); status != UCS_OK) {
       return ucx_error("reading the UCX_* settings", status);
     }
-    if (!posix) {
-      if (const ucs_status_t status = ucp_config_modify(config, "TLS", "^posix");
-          status != UCS_OK) {
-        ucp_config_release(config);
-        return ucx_error("leaving out shared memory in /dev/shm", status);
-      }
+    const Status status = init(traits, config);
+    ucp_config_release(config);
+    return status;
+  }
+
+  Status init(const Traits& traits, ucp_config_t* config) {
+    const auto modify = [config](const char* name, const char* value, const char* what) {
+      const ucs_status_t status = ucp_config_modify(config, name, value);
+      return status == UCS_OK ? Status::Ok() : ucx_error(what, status);
+    };
+    if (!traits.posix) {
+      SCAPE_RETURN_IF_ERROR(modify("TLS", "^posix", "leaving out shared memory in /dev/shm"));
     }
-    if (net_devices.has_value()) {
-      if (const ucs_status_t status =
-              ucp_config_modify(config, "NET_DEVICES", net_devices->c_str());
-          status != UCS_OK) {
-        ucp_config_release(config);
-        return ucx_error("choosing the network device", status);
+    if (traits.net_devices.has_value()) {
+      SCAPE_RETURN_IF_ERROR(
+          modify("NET_DEVICES", traits.net_devices->c_str(), "choosing the network device"));
+    }
+    if (traits.eager) {
+      SCAPE_RETURN_IF_ERROR(modify("RNDV_THRESH", "inf", "choosing the protocol"));
+      if (std::getenv("UCX_TLS") == nullptr) {
+        SCAPE_RETURN_IF_ERROR(modify("TLS", "tcp", "choosing TCP"));
       }
     }
     ucp_params_t params{};
     params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED;
-    params.features = UCP_FEATURE_TAG | (wakeup ? UCP_FEATURE_WAKEUP : 0);
+    params.features = UCP_FEATURE_TAG | (traits.wakeup ? UCP_FEATURE_WAKEUP : 0);
     params.mt_workers_shared = 1;  // communicators have independent owners
     const ucs_status_t status = ucp_init(&params, config, &handle_);
-    ucp_config_release(config);
     if (status == UCS_OK) return Status::Ok();
     handle_ = nullptr;
     return ucx_error("ucp_init", status);
@@ -169,6 +180,12 @@ std::vector<std::pair<std::string, std::string>> resources_of(ucp_context_h cont
   return resources;
 }
 
+bool is_fabric(std::string_view transport) {
+  static constexpr std::string_view kFabrics[] = {"rc", "dc", "ud"};
+  return std::any_of(std::begin(kFabrics), std::end(kFabrics),
+                     [&](std::string_view start) { return transport.starts_with(start); });
+}
+
 // The network devices that UCX has within the user's UCX_* settings, and what is left of them.
 struct NetworkDevices {
   DeviceFilter filter = DeviceFilter::of("ucx");
@@ -177,25 +194,21 @@ struct NetworkDevices {
 
   Status find() {
     std::shared_ptr<Context> context;
-    SCAPE_RETURN_IF_ERROR(Context::get(std::nullopt, false, true, &context));
+    SCAPE_RETURN_IF_ERROR(Context::get({}, &context));
     for (const auto& [transport, device] : resources_of(context->handle())) {
-      static constexpr std::string_view kFabrics[] = {"rc", "dc", "ud"};
-      const std::string_view kind = transport;
-      const bool is_fabric =
-          std::any_of(std::begin(kFabrics), std::end(kFabrics),
-                      [kind](std::string_view start) { return kind.starts_with(start); });
+      const bool of_fabric = is_fabric(transport);
       const bool shared = device == kMemoryDevice;
-      if (!is_fabric && transport != "tcp" && !shared) continue;
+      if (!of_fabric && transport != "tcp" && !shared) continue;
       if (!shared && std::find(existing.begin(), existing.end(), device) == existing.end()) {
         existing.push_back(device);
       }
-      if (!shared && !filter.admits(device, !is_fabric)) continue;
+      if (!shared && !filter.admits(device, !of_fabric)) continue;
       const bool is_loopback = device == "lo" && !filter.names(device, true);
-      auto& list = shared ? memory : is_fabric ? fabric : is_loopback ? loopback : ethernet;
+      auto& list = shared ? memory : of_fabric ? fabric : is_loopback ? loopback : ethernet;
       if (std::none_of(list.begin(), list.end(), [&name = device](const TransportDevice& known) {
             return known.name == name;
           })) {
-        list.push_back({device, transport, !shared, is_fabric, SIZE_MAX});
+        list.push_back({device, transport, !shared, of_fabric, SIZE_MAX});
       }
     }
     if (existing.empty() || !fabric.empty() || !ethernet.empty() || !loopback.empty()) {
@@ -263,18 +276,22 @@ class UcxTransport final : public Transport {
     // Endpoints are not closed one by one: that would wait for peers, which may be gone. The worker
     // frees them.
     if (address_ != nullptr) ucp_worker_release_address(worker_, address_);
-    if (worker_ == nullptr) return;
     // After a failure messages are left that nobody will take: no news, and no warnings.
     const bool quiet = in_flight_ > 0 || abandoned_;
     const Silenced scope(UCS_LOG_LEVEL_FATAL,
                          quiet ? UCS_LOG_LEVEL_TRACE_POLL : UCS_LOG_LEVEL_FATAL);
-    ucp_worker_destroy(worker_);
+    for (const ucp_worker_h worker : {eager_worker_, worker_}) {
+      if (worker != nullptr) ucp_worker_destroy(worker);
+    }
   }
 
   Status init(const TransportOptions& options) {
     // UCX aborts where it runs out of descriptors in the middle of making a worker.
     SCAPE_RETURN_IF_ERROR(check_descriptors("ucx", 24));
     SCAPE_RETURN_IF_ERROR(make_worker(options));
+    // One that wakes its owner has one descriptor for it, and one that tracks all is the plugin's,
+    // where NCCL says how much is under way.
+    may_send_eagerly_ = !options.wakeup && !options.tracks_all;
     if (options.device.empty()) tell_devices(context_->handle());
     ucs_status_t status = ucp_worker_get_address(worker_, &address_, &address_bytes_);
     if (status != UCS_OK) {
@@ -292,7 +309,7 @@ class UcxTransport final : public Transport {
 
   Status address(std::vector<std::byte>* out) override {
     const auto* bytes = reinterpret_cast<const std::byte*>(address_);
-    *out = seal_address({std::string(name()), "", {bytes, bytes + address_bytes_}});
+    *out = seal_address({std::string(name()), this_host(), {bytes, bytes + address_bytes_}});
     return Status::Ok();
   }
 
@@ -301,6 +318,7 @@ class UcxTransport final : public Transport {
       int peer = -1;
       SCAPE_RETURN_IF_ERROR(add_peer(addresses[rank], format("rank %zu", rank), &peer));
     }
+    if (std::count(far_.begin(), far_.end(), true) > 0) make_eager_worker();
     return Status::Ok();
   }
 
@@ -317,6 +335,8 @@ class UcxTransport final : public Transport {
     *peer = static_cast<int>(addresses_.size());
     addresses_.push_back(std::move(theirs.bytes));
     endpoints_.push_back(nullptr);
+    eager_endpoints_.push_back(nullptr);
+    far_.push_back(theirs.host != this_host());
     return Status::Ok();
   }
 
@@ -341,13 +361,14 @@ class UcxTransport final : public Transport {
 
   void send(int peer, uint64_t tag, const void* data, size_t bytes, Operation* operation) override {
     begin(operation);
-    ucp_ep_h endpoint = endpoint_to(peer);
+    const bool eagerly = goes_eagerly(peer, bytes);
+    ucp_ep_h endpoint = eagerly ? eager_endpoint_to(peer) : endpoint_to(peer);
     if (endpoint == nullptr) return end(operation, Outcome::kFailed);
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
     param.cb.send = &UcxTransport::on_sent;
     param.user_data = operation;
-    if (operation->region != nullptr) {
+    if (operation->region != nullptr && !eagerly) {
       param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
       param.memh = static_cast<ucp_mem_h>(operation->region);
     }
@@ -361,8 +382,11 @@ class UcxTransport final : public Transport {
   void recv(int peer, uint64_t tag, void* data, size_t bytes, Operation* operation) override {
     begin(operation);
     // An endpoint that UCX made by itself for a peer's messages is freed when the peer dies, while
-    // messages that name it are still in memory. One that was asked for stays.
-    if (endpoint_to(peer) == nullptr) return end(operation, Outcome::kFailed);
+    // messages that name it are still in memory. One that was asked for stays. Eager messages name
+    // none.
+    if (!goes_eagerly(peer, bytes) && endpoint_to(peer) == nullptr) {
+      return end(operation, Outcome::kFailed);
+    }
     ucp_request_param_t param{};
     // Without immediate completion the length always comes through the callback; UCX 1.13 leaves it
     // out of recv_info for messages that are there already.
@@ -397,15 +421,18 @@ class UcxTransport final : public Transport {
   void abandon() override { abandoned_ = true; }
 
   void flush(int timeout_ms) override {
-    ucp_request_param_t param{};
-    ucs_status_ptr_t request = ucp_worker_flush_nbx(worker_, &param);
-    if (!UCS_PTR_IS_PTR(request)) return;
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
-    while (ucp_request_check_status(request) == UCS_INPROGRESS &&
-           std::chrono::steady_clock::now() < deadline) {
-      if (!worker_progress()) ::poll(nullptr, 0, 0);
+    for (const ucp_worker_h worker : {worker_, eager_worker_}) {
+      if (worker == nullptr) continue;
+      ucp_request_param_t param{};
+      ucs_status_ptr_t request = ucp_worker_flush_nbx(worker, &param);
+      if (!UCS_PTR_IS_PTR(request)) continue;
+      while (ucp_request_check_status(request) == UCS_INPROGRESS &&
+             std::chrono::steady_clock::now() < deadline) {
+        if (!worker_progress()) ::poll(nullptr, 0, 0);
+      }
+      ucp_request_free(request);
     }
-    ucp_request_free(request);
   }
 
   int event_fd() const override { return event_fd_; }
@@ -433,23 +460,24 @@ class UcxTransport final : public Transport {
   Status make_worker(const TransportOptions& options) {
     static std::atomic<bool> posix{true};
     const bool free_to_choose = std::getenv("UCX_TLS") == nullptr;
-    std::optional<std::string> devices;
+    traits_.wakeup = options.wakeup;
     if (options.device.empty()) {
-      SCAPE_RETURN_IF_ERROR(admitted_devices(&devices));
+      SCAPE_RETURN_IF_ERROR(admitted_devices(&traits_.net_devices));
     } else if (options.device != kMemoryDevice) {
-      devices = options.device;
+      traits_.net_devices = options.device;
     }
     ucs_status_t status = UCS_OK;
     if (posix.load() || !free_to_choose) {
       const Silenced scope(free_to_choose ? UCS_LOG_LEVEL_ERROR : UCS_LOG_LEVEL_LAST,
                            free_to_choose ? UCS_LOG_LEVEL_WARN : UCS_LOG_LEVEL_LAST);
-      SCAPE_RETURN_IF_ERROR(Context::get(devices, options.wakeup, true, &context_));
-      status = create_worker();
+      SCAPE_RETURN_IF_ERROR(Context::get(traits_, &context_));
+      status = create_worker(*context_, &worker_);
       if (status == UCS_OK) return Status::Ok();
     }
     if (free_to_choose) {
-      SCAPE_RETURN_IF_ERROR(Context::get(devices, options.wakeup, false, &context_));
-      const ucs_status_t first = std::exchange(status, create_worker());
+      traits_.posix = false;
+      SCAPE_RETURN_IF_ERROR(Context::get(traits_, &context_));
+      const ucs_status_t first = std::exchange(status, create_worker(*context_, &worker_));
       if (status == UCS_OK) {
         if (posix.exchange(false)) {
           SCAPE_WARN(
@@ -468,13 +496,36 @@ class UcxTransport final : public Transport {
                  ucs_status_string(status), free_in_dev_shm(), free_huge_pages());
   }
 
-  ucs_status_t create_worker() {
+  static ucs_status_t create_worker(const Context& context, ucp_worker_h* worker) {
     ucp_worker_params_t params{};
     params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
     params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-    const ucs_status_t status = ucp_worker_create(context_->handle(), &params, &worker_);
-    if (status != UCS_OK) worker_ = nullptr;
+    const ucs_status_t status = ucp_worker_create(context.handle(), &params, worker);
+    if (status != UCS_OK) *worker = nullptr;
     return status;
+  }
+
+  // Over TCP, UCX has a message of some ten KB wait until its receiver has taken notice and asked
+  // for it: between hosts that is a round trip for each chunk, and where the receiver still packs,
+  // a standstill. A context has one threshold for all its peers, and on one host the same protocol
+  // saves a copy; so messages to other hosts leave from a second worker, whose messages go at once.
+  // They arrive at the peers' first ones.
+  void make_eager_worker() {
+    if (!may_send_eagerly_ || std::getenv("UCX_RNDV_THRESH") != nullptr) return;
+    const auto resources = resources_of(context_->handle());
+    const auto on_fabric = [](const auto& resource) { return is_fabric(resource.first); };
+    if (std::any_of(resources.begin(), resources.end(), on_fabric)) return;
+    Context::Traits traits = traits_;
+    traits.eager = true;
+    Status status = check_descriptors("ucx", 12);
+    if (status.ok()) status = Context::get(traits, &eager_context_);
+    if (status.ok()) {
+      const ucs_status_t made = create_worker(*eager_context_, &eager_worker_);
+      if (made != UCS_OK) status = ucx_error("ucp_worker_create", made);
+    }
+    if (!status.ok()) {
+      SCAPE_INFO("%s; messages to other hosts wait for their receivers", status.message().c_str());
+    }
   }
 
   // UCX copies large messages out of the sender's memory. Where that process is gone it logs a
@@ -482,7 +533,13 @@ class UcxTransport final : public Transport {
   // remedy, the error handling mode for peers, gives these copies up (UCX 1.13).
   bool worker_progress() {
     const Silenced scope(UCS_LOG_LEVEL_FATAL, UCS_LOG_LEVEL_FATAL);
-    return ucp_worker_progress(worker_) != 0;
+    const bool moved = ucp_worker_progress(worker_) != 0;
+    if (eager_worker_ == nullptr) return moved;
+    // Nothing comes here but the end of connections, which is no sign of a peer's life: what counts
+    // are sends that end.
+    const size_t before = in_flight_;
+    ucp_worker_progress(eager_worker_);
+    return moved || in_flight_ < before;
   }
 
   void begin(Operation* operation) {
@@ -528,25 +585,45 @@ class UcxTransport final : public Transport {
     ucp_request_free(request);
   }
 
+  // The same at both ends, but where one could not make the worker.
+  bool goes_eagerly(int peer, size_t bytes) const {
+    return eager_worker_ != nullptr && bytes <= kEagerBytes && far_[static_cast<size_t>(peer)];
+  }
+
   // Endpoints are made at the first message to a peer: most schedules talk to few of them.
-  ucp_ep_h endpoint_to(int peer) {
-    ucp_ep_h& endpoint = endpoints_[static_cast<size_t>(peer)];
+  ucp_ep_h endpoint_to(int peer) { return endpoint(worker_, &endpoints_, peer); }
+  ucp_ep_h eager_endpoint_to(int peer) { return endpoint(eager_worker_, &eager_endpoints_, peer); }
+  ucp_ep_h endpoint(ucp_worker_h worker, std::vector<ucp_ep_h>* endpoints, int peer) {
+    ucp_ep_h& endpoint = (*endpoints)[static_cast<size_t>(peer)];
     if (endpoint != nullptr) return endpoint;
     ucp_ep_params_t params{};
     params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
     params.address =
         reinterpret_cast<const ucp_address_t*>(addresses_[static_cast<size_t>(peer)].data());
-    if (ucp_ep_create(worker_, &params, &endpoint) != UCS_OK) endpoint = nullptr;
+    if (ucp_ep_create(worker, &params, &endpoint) != UCS_OK) endpoint = nullptr;
     return endpoint;
   }
 
+  static std::string this_host() {
+    return format("%016llx", static_cast<unsigned long long>(host_digest()));
+  }
+
+  // Longer messages wait for their receiver in any case: those that come before it wants them are
+  // kept in its memory.
+  static constexpr size_t kEagerBytes = size_t{1} << 20;
+
+  Context::Traits traits_;
+  bool may_send_eagerly_ = false;
   std::shared_ptr<Context> context_;
   ucp_worker_h worker_ = nullptr;
+  std::shared_ptr<Context> eager_context_;
+  ucp_worker_h eager_worker_ = nullptr;
   ucp_address_t* address_ = nullptr;
   size_t address_bytes_ = 0;
   int event_fd_ = -1;
   std::vector<std::vector<std::byte>> addresses_;
-  std::vector<ucp_ep_h> endpoints_;
+  std::vector<ucp_ep_h> endpoints_, eager_endpoints_;
+  std::vector<bool> far_;  // on another host
   Operation* ended_ = nullptr;
   size_t in_flight_ = 0;
   bool abandoned_ = false;

@@ -165,6 +165,49 @@ TEST(Transport, DoesWithoutDevShm) {
   EXPECT_TRUE(all_well(results)) << text_of(results);
 }
 
+// Over UCX's TCP, messages to another host go without waiting for their receivers, from a worker of
+// their own, up to a size.
+TEST(Transport, BringsMessagesOfAllSizesToAnotherHost) {
+  const std::vector<size_t> sizes = {
+      0, 1, 1000, 8192, 100000, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3 << 20};
+  Board* const board = make_board();
+  ASSERT_NE(board, nullptr);
+  const auto results = run_ranks(2, [&](int rank, int) -> std::string {
+    ::setenv("NCCL_HOSTID", rank == 0 ? "here" : "there", 1);
+    std::unique_ptr<Transport> transport;
+    if (std::string problem = connect(*board, rank, &transport); !problem.empty()) return problem;
+    const auto content = [&](int sender, size_t i) {
+      return std::vector<char>(sizes[i],
+                               static_cast<char>('a' + sender * 13 + static_cast<int>(i)));
+    };
+    std::vector<std::vector<char>> sent, received;
+    std::vector<Operation> sends(sizes.size()), receives(sizes.size());
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      sent.push_back(content(rank, i));
+      received.emplace_back(sizes[i]);
+      transport->send(1 - rank, i, sent[i].data(), sizes[i], &sends[i]);
+    }
+    // Some have come before they are asked for; and asked for in another order.
+    bool moved = false;
+    for (int turn = 0; turn < 1000; ++turn) transport->progress(&moved);
+    for (size_t i = sizes.size(); i-- > 0;) {
+      transport->recv(1 - rank, i, received[i].data(), sizes[i], &receives[i]);
+    }
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      finish(*transport, receives[i]);
+      finish(*transport, sends[i]);
+      SCAPE_RANK_EXPECT(receives[i].outcome == Outcome::kDone);
+      SCAPE_RANK_EXPECT(receives[i].received == sizes[i]);
+      SCAPE_RANK_EXPECT(sends[i].outcome == Outcome::kDone);
+      SCAPE_RANK_EXPECT(received[i] == content(1 - rank, i));
+    }
+    transport->flush(1000);
+    return "";
+  });
+  ::munmap(board, sizeof *board);
+  EXPECT_TRUE(all_well(results)) << text_of(results);
+}
+
 // libfabric's shm names its memory in /dev/shm after the process: a later process of the same
 // number meets what a killed one left there.
 TEST(Transport, TakesNoOffenceAtWhatAnEarlierProcessOfItsNumberLeft) {
