@@ -102,6 +102,7 @@ class Context {
     // Once and for good: handlers are a list that UCX does not lock, and this module stays loaded.
     static const bool taking = (ucs_log_push_handler(&take_log), true);
     static_cast<void>(taking);
+    SCAPE_RETURN_IF_ERROR(check_descriptors("ucx", 12));
     auto made = std::make_shared<Context>();
     SCAPE_RETURN_IF_ERROR(made->init(traits));
     kept = made;
