@@ -8,8 +8,8 @@
 #include <mutex>
 #include <string>
 
-#include "base/module.h"
 #include "base/log.h"
+#include "base/module.h"
 #include "base/settings.h"
 #include "plugin/transport/device_filter.h"
 #include "plugin/transport/rails.h"
