@@ -215,13 +215,16 @@ size_t scatter(const float* payload, const uint64_t* mask, size_t n, float* valu
   return static_cast<size_t>(payload - begin);
 }
 
+// From so many bits of a run on, storing blended vectors beats storing single elements.
+inline constexpr size_t kBlend = 4 * kRun;
+
 void clear_masked(float* values, const uint64_t* mask, size_t n) {
   const Floats d;
   const size_t full_words = n / 64;
   size_t w = 0;
   while (w < full_words) {
     const size_t end = std::min(w + kRun, full_words);
-    if (bits_of_run(mask + w, end - w) >= kCompressFromMemory) {
+    if (bits_of_run(mask + w, end - w) >= kBlend) {
       for (; w < end; ++w) {
         for (size_t i = 0; i < 64; i += kLanes) {
           const auto masked = mask_of_bits((mask[w] >> i) & kLaneBits);
