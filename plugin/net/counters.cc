@@ -4,17 +4,6 @@
 #include <utility>
 
 namespace scape::net {
-namespace {
-
-void add(plugin::TransportCounters* sum, const plugin::TransportCounters& more) {
-  sum->sent_bytes += more.sent_bytes;
-  sum->received_bytes += more.received_bytes;
-  sum->sent_messages += more.sent_messages;
-  sum->received_messages += more.received_messages;
-  sum->posted_again += more.posted_again;
-}
-
-}  // namespace
 
 void DeviceCounters::add_transport(Interface::Kind interface, const plugin::Transport* transport) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -24,7 +13,7 @@ void DeviceCounters::add_transport(Interface::Kind interface, const plugin::Tran
 size_t DeviceCounters::remove_transport(Interface::Kind interface,
                                         const plugin::Transport* transport) {
   std::lock_guard<std::mutex> lock(mutex_);
-  add(&past_[interface], transport->counters());
+  past_[interface] += transport->counters();
   std::erase(transports_[interface], transport);
   return transports_[interface].size();
 }
@@ -32,9 +21,7 @@ size_t DeviceCounters::remove_transport(Interface::Kind interface,
 plugin::TransportCounters DeviceCounters::traffic(Interface::Kind interface) const {
   std::lock_guard<std::mutex> lock(mutex_);
   plugin::TransportCounters sum = past_[interface];
-  for (const plugin::Transport* transport : transports_[interface]) {
-    add(&sum, transport->counters());
-  }
+  for (const plugin::Transport* transport : transports_[interface]) sum += transport->counters();
   return sum;
 }
 

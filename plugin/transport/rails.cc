@@ -59,14 +59,6 @@ class RailsTransport final : public Transport {
     return Status::Ok();
   }
 
-  Status connect(std::span<const std::vector<std::byte>> addresses) override {
-    for (size_t rank = 0; rank < addresses.size(); ++rank) {
-      int peer = -1;
-      SCAPE_RETURN_IF_ERROR(add_peer(addresses[rank], format("rank %zu", rank), &peer));
-    }
-    return Status::Ok();
-  }
-
   // The peer's n-th device is the other end of this rank's n-th; those that one side has more of
   // are left out.
   Status add_peer(const std::vector<std::byte>& address, const std::string& who,
@@ -170,13 +162,7 @@ class RailsTransport final : public Transport {
 
   TransportCounters counters() const override {
     TransportCounters all;
-    for (const auto& rail : rails_) {
-      const TransportCounters one = rail->counters();
-      all.sent_bytes += one.sent_bytes;
-      all.received_bytes += one.received_bytes;
-      all.sent_messages += one.sent_messages;
-      all.received_messages += one.received_messages;
-    }
+    for (const auto& rail : rails_) all += rail->counters();
     return all;
   }
 

@@ -45,6 +45,15 @@ struct TransportCounters {
   uint64_t received_messages = 0;
   // The library had no room for them at first.
   uint64_t posted_again = 0;
+
+  TransportCounters& operator+=(const TransportCounters& more) {
+    sent_bytes += more.sent_bytes;
+    received_bytes += more.received_bytes;
+    sent_messages += more.sent_messages;
+    received_messages += more.received_messages;
+    posted_again += more.posted_again;
+    return *this;
+  }
 };
 
 class Transport {
@@ -58,7 +67,13 @@ class Transport {
 
   // Takes every rank's address, in rank order, this rank's included. Once, before the first
   // message.
-  virtual Status connect(std::span<const std::vector<std::byte>> addresses) = 0;
+  virtual Status connect(std::span<const std::vector<std::byte>> addresses) {
+    for (size_t rank = 0; rank < addresses.size(); ++rank) {
+      int peer = -1;
+      SCAPE_RETURN_IF_ERROR(add_peer(addresses[rank], format("rank %zu", rank), &peer));
+    }
+    return Status::Ok();
+  }
 
   // Takes the address of one more peer, at any time, instead of connect(). `who` is its name in
   // messages; the peer's number comes out.

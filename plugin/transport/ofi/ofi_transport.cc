@@ -361,14 +361,6 @@ class OfiTransport final : public Transport {
     return Status::Ok();
   }
 
-  Status connect(std::span<const std::vector<std::byte>> addresses) override {
-    for (size_t rank = 0; rank < addresses.size(); ++rank) {
-      int peer = -1;
-      SCAPE_RETURN_IF_ERROR(add_peer(addresses[rank], format("rank %zu", rank), &peer));
-    }
-    return Status::Ok();
-  }
-
   Status add_peer(const std::vector<std::byte>& address, const std::string& who,
                   int* peer) override {
     PeerAddress theirs;

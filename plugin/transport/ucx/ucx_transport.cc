@@ -310,15 +310,12 @@ class UcxTransport final : public Transport {
 
   Status address(std::vector<std::byte>* out) override {
     const auto* bytes = reinterpret_cast<const std::byte*>(address_);
-    *out = seal_address({std::string(name()), this_host(), {bytes, bytes + address_bytes_}});
+    *out = seal_address({std::string(name()), host_, {bytes, bytes + address_bytes_}});
     return Status::Ok();
   }
 
   Status connect(std::span<const std::vector<std::byte>> addresses) override {
-    for (size_t rank = 0; rank < addresses.size(); ++rank) {
-      int peer = -1;
-      SCAPE_RETURN_IF_ERROR(add_peer(addresses[rank], format("rank %zu", rank), &peer));
-    }
+    SCAPE_RETURN_IF_ERROR(Transport::connect(addresses));
     if (std::count(far_.begin(), far_.end(), true) > 0) make_eager_worker();
     return Status::Ok();
   }
@@ -337,7 +334,7 @@ class UcxTransport final : public Transport {
     addresses_.push_back(std::move(theirs.bytes));
     endpoints_.push_back(nullptr);
     eager_endpoints_.push_back(nullptr);
-    far_.push_back(theirs.host != this_host());
+    far_.push_back(theirs.host != host_);
     return Status::Ok();
   }
 
@@ -605,16 +602,13 @@ class UcxTransport final : public Transport {
     return endpoint;
   }
 
-  static std::string this_host() {
-    return format("%016llx", static_cast<unsigned long long>(host_digest()));
-  }
-
   // Longer messages wait for their receiver in any case: those that come before it wants them are
   // kept in its memory.
   static constexpr size_t kEagerBytes = size_t{1} << 20;
 
   Context::Traits traits_;
   bool may_send_eagerly_ = false;
+  const std::string host_ = format("%016llx", static_cast<unsigned long long>(host_digest()));
   std::shared_ptr<Context> context_;
   ucp_worker_h worker_ = nullptr;
   std::shared_ptr<Context> eager_context_;
