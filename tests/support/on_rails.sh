@@ -11,6 +11,8 @@ for old in $(ip netns list 2>/dev/null | sed -n 's/^scape-rails-\([0-9]*\).*/\1/
 done
 ip netns add "$name" 2>/dev/null || skip "a network namespace cannot be made here"
 trap 'ip netns delete "$name"' EXIT
+# Under a changed root that is no mount of its own it cannot.
+ip netns exec "$name" true 2>/dev/null || skip "ip cannot enter a network namespace here"
 ip -n "$name" link set lo up
 for i in 0 1; do
   ip -n "$name" link add "rail$i" type veth peer name "far$i"

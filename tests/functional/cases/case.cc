@@ -251,7 +251,11 @@ std::vector<Run> rank_runs(const std::string& name, int ranks, const std::string
 std::string argument() { return value_of("FIELD_CASE_ARGUMENT"); }
 std::string preload_path() { return SCAPE_NCCL; }
 std::string stub_path() { return STUB_NCCL; }
-std::string this_program() { return std::filesystem::read_symlink("/proc/self/exe"); }
+// Looked up once, by main(): under a changed root, mounts of its own change what the link reads.
+std::string this_program() {
+  static const std::string path = std::filesystem::read_symlink("/proc/self/exe");
+  return path;
+}
 
 std::vector<Case>& all_cases() {
   static std::vector<Case> cases;
@@ -368,6 +372,7 @@ std::vector<float> values_of(const Rank& self, int step, size_t count) {
 
 int main(int argc, char** argv) {
   using namespace scape::cases;
+  this_program();
   const char* rank_of = std::getenv("FIELD_CASE");
   const std::string name = rank_of != nullptr ? rank_of : argc > 1 ? argv[1] : "";
   for (const Case& found : all_cases()) {
