@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "base/large_pages.h"
 #include "base/log.h"
+#include "base/settings.h"
 
 namespace scape::interposer {
 namespace {
@@ -201,6 +203,10 @@ Status route_all_reduce(HostComm& comm, const void* send, const void* recv, size
   std::string why;
   SCAPE_RETURN_IF_ERROR(buffer_for(*registration, comm, offset, count, name, &out->buffer, &why));
   if (!why.empty()) note_dense(*registration, why);
+  if (out->buffer != nullptr && settings().large_pages &&
+      !registration->on_large_pages.exchange(true)) {
+    move_to_large_pages(reinterpret_cast<void*>(registration->base), registration->bytes());
+  }
   return {};
 }
 

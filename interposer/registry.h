@@ -47,6 +47,7 @@ struct Registration {
   std::atomic<uint64_t> misses_at_hit{0};  // what Registry::misses_near() was at the last hit
   std::atomic<bool> warned_unmatched{false};
   std::atomic<bool> warned_partial{false};
+  std::atomic<bool> on_large_pages{false};  // as far as the system could; asked for once
 
   std::mutex mutex;  // guards what follows
   bool dropped = false;

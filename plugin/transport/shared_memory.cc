@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/large_pages.h"
 #include "plugin/transport/bootstrap.h"
 
 namespace scape::plugin {
@@ -64,9 +65,7 @@ Status SharedMemory::map(size_t bytes) {
   }
   mapped_ = bytes + kPage;
   data_ = static_cast<std::byte*>(memory) + kPage;
-  // Fewer entries of the address table for long payloads, where the system has large pages for
-  // this.
-  ::madvise(memory, mapped_, MADV_HUGEPAGE);
+  wish_large_pages(memory, mapped_);
   return Status::Ok();
 }
 

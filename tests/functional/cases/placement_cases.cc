@@ -1,4 +1,4 @@
-// Where the progress thread of real ranks runs.
+// Where the progress thread of real ranks runs, and on what pages their buffers are.
 #include <sched.h>
 
 #include <cstdio>
@@ -10,7 +10,9 @@
 #include <sstream>
 #include <thread>
 
+#include "base/large_pages.h"
 #include "tests/functional/cases/case.h"
+#include "tests/support/large_pages.h"
 
 namespace scape::cases {
 namespace {
@@ -173,6 +175,33 @@ RANK_PART(placement_refused) {
   ncclUniqueId id;
   CHECK(ncclGetUniqueId(&id) != ncclSuccess);
   std::fprintf(stderr, "%s\n", ncclGetLastError(nullptr));
+}
+
+// A registered buffer is on large pages after its first call, where the system gives any.
+RANK_PART(placement_large_pages) {
+  constexpr size_t kElements = size_t{2} << 20;
+  std::vector<float> gradient(kElements, 1.0f);
+  add(gradient.data(), kElements, "weights", 0.1);
+  ncclComm_t comm = self.init();
+  all_reduce(gradient, comm);
+  for (const float value : gradient) CHECK(value == static_cast<float>(self.ranks));
+  std::fprintf(stderr, "LARGE %zu\n",
+               testing::bytes_on_large_pages(gradient.data(), kElements * sizeof(float)));
+  NCCL(ncclCommDestroy(comm));
+}
+
+LAUNCHED_CASE(placement_of_buffers_on_large_pages) {
+  std::vector<char> probe(3 * kLargePage, 1);
+  move_to_large_pages(probe.data(), probe.size());
+  const bool given = testing::bytes_on_large_pages(probe.data(), probe.size()) > 0;
+  for (const char* setting : {"0", "1"}) {
+    std::vector<Run> runs = rank_runs("placement_large_pages", 2);
+    for (Run& one : runs) one.environment["SCAPE_LARGE_PAGES"] = setting;
+    for (const Outcome& outcome : expect(runs, {0, 0})) {
+      const bool small = contains(outcome.err, "LARGE 0\n");
+      CHECK_SAYING(small == (!given || std::string(setting) == "0"), outcome.err);
+    }
+  }
 }
 
 }  // namespace
