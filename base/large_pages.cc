@@ -13,11 +13,11 @@ namespace {
 
 // The whole large pages inside a range, which madvise() takes by pages.
 struct Inside {
-  Inside(void* data, size_t bytes) {
+  Inside(const void* data, size_t bytes) {
     const auto address = reinterpret_cast<uintptr_t>(data);
     const uintptr_t first = (address + kLargePage - 1) / kLargePage * kLargePage;
     const uintptr_t last = (address + bytes) / kLargePage * kLargePage;
-    begin = static_cast<char*>(data) + (first - address);
+    begin = static_cast<char*>(const_cast<void*>(data)) + (first - address);
     size = last > first ? last - first : 0;
   }
   void* begin;
@@ -31,7 +31,7 @@ void wish_large_pages(void* data, size_t bytes) {
   if (inside.size > 0) ::madvise(inside.begin, inside.size, MADV_HUGEPAGE);
 }
 
-void move_to_large_pages(void* data, size_t bytes) {
+void move_to_large_pages(const void* data, size_t bytes) {
   const Inside inside(data, bytes);
   if (inside.size == 0) return;
   ::madvise(inside.begin, inside.size, MADV_HUGEPAGE);

@@ -18,6 +18,6 @@ void wish_large_pages(void* data, size_t bytes);
 // Of memory that may be in use already: what is there is copied to large pages at once, where the
 // system can (Linux 6.1), and page by page in the background where it cannot. What was never
 // touched becomes resident, too.
-void move_to_large_pages(void* data, size_t bytes);
+void move_to_large_pages(const void* data, size_t bytes);
 
 }  // namespace scape

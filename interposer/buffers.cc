@@ -47,8 +47,9 @@ std::string unfit(const Registration& registration, size_t byte_offset, size_t c
 }
 
 // The buffer of this call, made when it is new. An empty pointer with `why` set: it goes dense.
-Status buffer_for(Registration& registration, HostComm& comm, size_t offset, size_t count,
-                  const std::string& name, std::shared_ptr<Buffer>* out, std::string* why) {
+Status buffer_for(Registration& registration, HostComm& comm, const void* address, size_t offset,
+                  size_t count, const std::string& name, std::shared_ptr<Buffer>* out,
+                  std::string* why) {
   const std::lock_guard lock(registration.mutex);
   if (registration.dropped) return {};
   for (const auto& buffer : registration.buffers) {
@@ -69,16 +70,17 @@ Status buffer_for(Registration& registration, HostComm& comm, size_t offset, siz
       }
       continue;
     }
-    buffer->offset = offset;  // a named buffer may move within its registration
+    buffer->address = address;  // a named buffer may move
+    buffer->offset = offset;
     buffer->last_used = ++call_order;
     *out = buffer;
     return {};
   }
   auto buffer = std::make_shared<Buffer>();
-  buffer->registration_id = registration.id;
   buffer->comm_id = comm.id();
   buffer->communicator = comm.shared();
   buffer->refresher = comm.refresher();
+  buffer->address = address;
   buffer->offset = offset;
   buffer->count = count;
   buffer->next_name = name;
@@ -95,6 +97,12 @@ Status buffer_for(Registration& registration, HostComm& comm, size_t offset, siz
   registration.buffers.push_back(buffer);
   *out = std::move(buffer);
   return {};
+}
+
+// All of a registration, whose first element is at `begin`, once.
+void put_on_large_pages(Registration& registration, const void* begin) {
+  if (!settings().large_pages || registration.on_large_pages.exchange(true)) return;
+  move_to_large_pages(begin, registration.bytes());
 }
 
 // A call met the registration: the waiting for one is over, and what it never covers is reported.
@@ -177,10 +185,63 @@ void note_dense(Registration& registration, const HostComm& comm, size_t byte_of
   }
 }
 
+// The registration that a call's own options stand for.
+Status registration_of_call(const CallOptions& options, const void* send, const void* recv,
+                            size_t count, DataType type, ReduceOp op, const std::string& next_name,
+                            std::shared_ptr<Registration>* out) {
+  const char* name = options.config.name;
+  if (!next_name.empty()) {
+    return error(SCAPE_ERR_USAGE,
+                 "the call is named twice: \"%s\" by scape_next() and \"%s\" by SCAPE_CALL_NAME; "
+                 "leave one out",
+                 next_name.c_str(), name);
+  }
+  for (const void* address : {send, recv}) {
+    if (const auto other = registry().find(address); other != nullptr) {
+      return error(SCAPE_ERR_USAGE,
+                   "the call's options name it \"%s\", but its buffer %p is in the registration "
+                   "\"%s\"; leave the options out, or unregister that",
+                   name, address, other->name());
+    }
+  }
+  scape_dtype dtype = SCAPE_FLOAT32;
+  if (type == DataType::kBfloat16) {
+    dtype = SCAPE_BFLOAT16;
+  } else if (type == DataType::kFloat16) {
+    dtype = SCAPE_FLOAT16;
+  } else if (type != DataType::kFloat32) {
+    return error(
+        SCAPE_ERR_ARGUMENT,
+        "\"%s\" is a call of %s; float32, bfloat16 and float16 can be masked, so leave its "
+        "options out",
+        name, plugin::name_of(type));
+  }
+  if (!is_sum(op)) {
+    return error(SCAPE_ERR_ARGUMENT,
+                 "\"%s\" is a call of %s; sums and means can be masked, so leave its options out",
+                 name, plugin::name_of(op));
+  }
+  plugin::BufferConfig config;
+  SCAPE_RETURN_IF_ERROR(plugin::resolve_config(&options.config, dtype, &config));
+  return registry().of_call(count, dtype, std::move(config), out);
+}
+
 Status route_all_reduce(HostComm& comm, const void* send, const void* recv, size_t count,
-                        DataType type, ReduceOp op, Route* out) {
+                        DataType type, ReduceOp op, const CallOptions& options, Route* out) {
   const std::string name = take_next_name();
   if (count == 0) return {};
+  if (options.present && settings().enable) {
+    std::shared_ptr<Registration> registration;
+    SCAPE_RETURN_IF_ERROR(
+        registration_of_call(options, send, recv, count, type, op, name, &registration));
+    out->registered = true;
+    out->name = registration->name();
+    std::string none;  // a buffer that is the whole registration overlaps no other
+    SCAPE_RETURN_IF_ERROR(
+        buffer_for(*registration, comm, send, 0, count, name, &out->buffer, &none));
+    put_on_large_pages(*registration, send);
+    return {};
+  }
   const void* address = send;
   std::shared_ptr<Registration> registration = registry().find(send);
   if (registration == nullptr && recv != send) {
@@ -201,11 +262,11 @@ Status route_all_reduce(HostComm& comm, const void* send, const void* recv, size
   out->registered = true;
   out->name = registration->name();
   std::string why;
-  SCAPE_RETURN_IF_ERROR(buffer_for(*registration, comm, offset, count, name, &out->buffer, &why));
+  SCAPE_RETURN_IF_ERROR(
+      buffer_for(*registration, comm, address, offset, count, name, &out->buffer, &why));
   if (!why.empty()) note_dense(*registration, why);
-  if (out->buffer != nullptr && settings().large_pages &&
-      !registration->on_large_pages.exchange(true)) {
-    move_to_large_pages(reinterpret_cast<void*>(registration->base), registration->bytes());
+  if (out->buffer != nullptr) {
+    put_on_large_pages(*registration, reinterpret_cast<const void*>(registration->base));
   }
   return {};
 }
@@ -223,18 +284,30 @@ void note_other_collective(const char* function, const void* send, const void* r
 
 Status find_buffer(const void* address, size_t count, std::shared_ptr<Buffer>* out) {
   const std::shared_ptr<Registration> registration = registry().find(address);
+  uint64_t latest = 0;
+  const auto look = [&](Registration& at) {
+    const std::lock_guard lock(at.mutex);
+    for (const auto& buffer : at.buffers) {
+      if (buffer->address != address || buffer->count != count || buffer->last_used <= latest)
+        continue;
+      latest = buffer->last_used;
+      *out = buffer;
+    }
+  };
+  if (registration != nullptr) {
+    look(*registration);
+  } else {
+    for (const auto& of_call : registry().of_calls()) look(*of_call);
+  }
+  if (*out != nullptr) return {};
   if (registration == nullptr) {
-    return error(SCAPE_ERR_NOT_FOUND, "%p is in no registered range; call scape_register() first",
-                 address);
+    return error(SCAPE_ERR_NOT_FOUND,
+                 "%p is in no registered range, and no call with SCAPE_CALL_NAME had it and %zu "
+                 "elements; call scape_register() first",
+                 address, count);
   }
   const size_t offset =
       (reinterpret_cast<uintptr_t>(address) - registration->base) / registration->element_size();
-  const std::lock_guard lock(registration->mutex);
-  for (const auto& buffer : registration->buffers) {
-    if (buffer->offset != offset || buffer->count != count) continue;
-    if (*out == nullptr || (*out)->last_used < buffer->last_used) *out = buffer;
-  }
-  if (*out != nullptr) return {};
   return error(SCAPE_ERR_NOT_FOUND,
                "no all-reduce of %zu elements from element %zu of \"%s\" was called yet; pass the "
                "address and "

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "interposer/call_options.h"
 #include "interposer/host_comm.h"
 #include "interposer/registry.h"
 
@@ -16,12 +17,12 @@ struct Buffer {
   // Held from the start of a call to its end and during each local step: the masked buffer itself
   // is for one thread at a time. Never taken inside Registration::mutex.
   std::mutex busy;
-  uint64_t registration_id = 0;
   uint64_t comm_id = 0;
   std::shared_ptr<plugin::Communicator> communicator;
   std::shared_ptr<plugin::Refresher> refresher;  // outlives `masked`
   std::unique_ptr<plugin::MaskedBuffer> masked;
-  bool dropped = false;  // guarded by `busy`: unregistered, or its communicator is gone
+  bool dropped = false;           // guarded by `busy`: unregistered, or its communicator is gone
+  const void* address = nullptr;  // of its last call; guarded, as what follows, by the registration
   size_t offset = 0;
   size_t count = 0;
   std::string next_name;   // of scape_next(); empty for one that goes by its address
@@ -41,9 +42,12 @@ struct Route {
   std::string name;
 };
 
-// Decides for one all-reduce. Counts it, and says once why a registered range goes dense.
+// Decides for one all-reduce. Counts it, and says once why a registered range goes dense. A call
+// with options of its own is masked or refused (USAGE: its range is registered already, or it is
+// named twice).
 Status route_all_reduce(HostComm& comm, const void* send, const void* recv, size_t count,
-                        plugin::DataType type, plugin::ReduceOp op, Route* out);
+                        plugin::DataType type, plugin::ReduceOp op, const CallOptions& options,
+                        Route* out);
 
 // A collective that is never sparse met these buffers: where one is registered it is counted and
 // said.

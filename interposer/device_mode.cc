@@ -1,7 +1,9 @@
 #include "interposer/device_mode.h"
 
+#include <atomic>
 #include <cstring>
 
+#include "base/log.h"
 #include "interposer/buffers.h"
 #include "interposer/mode.h"
 #include "interposer/process.h"
@@ -44,18 +46,48 @@ void note(const void* send, const void* recv, size_t bytes) {
   note_dense(*registration, "this version has no masked collective in device mode");
 }
 
+// The call itself goes on whatever becomes of the note.
+void note_call(const void* send, const void* recv, size_t count, ncclDataType_t type) {
+  if (type >= ncclNumTypes) return;
+  (void)guarded("ncclAllReduce", [&]() -> Status {
+    take_next_name();
+    note(send, recv, count * plugin::size_of(static_cast<plugin::DataType>(type)));
+    return {};
+  });
+}
+
+// Options that ask for a masked call, which the real NCCL ignores.
+void note_options(const ncclCollConfig_t* config) {
+  static std::atomic<bool> said{false};
+  (void)guarded("ncclAllReduceConfig", [&]() -> Status {
+    CallOptions options;
+    SCAPE_RETURN_IF_ERROR(read_call_options(config, &options));
+    if (options.present && !said.exchange(true)) {
+      SCAPE_WARN(
+          "\"%s\" goes dense, as all calls with SCAPE_CALL_NAME do: this version has no masked "
+          "collective in device mode (said once)",
+          options.config.name);
+    }
+    return {};
+  });
+}
+
 ncclResult_t all_reduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
                         ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   const Entered entered;
-  if (entered.outermost() && datatype >= 0 && datatype < ncclNumTypes) {
-    // The call itself goes on whatever becomes of the note.
-    (void)guarded("ncclAllReduce", [&]() -> Status {
-      take_next_name();
-      note(sendbuff, recvbuff, count * plugin::size_of(static_cast<plugin::DataType>(datatype)));
-      return {};
-    });
-  }
+  if (entered.outermost()) note_call(sendbuff, recvbuff, count, datatype);
   return real.AllReduce(sendbuff, recvbuff, count, datatype, op, comm, stream);
+}
+
+ncclResult_t all_reduce_config(const void* sendbuff, void* recvbuff, size_t count,
+                               ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm,
+                               cudaStream_t stream, const ncclCollConfig_t* config) {
+  const Entered entered;
+  if (entered.outermost()) {
+    note_call(sendbuff, recvbuff, count, datatype);
+    note_options(config);
+  }
+  return real.AllReduceConfig(sendbuff, recvbuff, count, datatype, op, comm, stream, config);
 }
 
 Status check_id(const ncclUniqueId& id) {
@@ -98,6 +130,7 @@ const Functions& device_functions(const RealNccl& found) {
   static Functions* const table =
       new Functions(real);  // never destroyed: used until the last moment
   table->AllReduce = all_reduce;
+  table->AllReduceConfig = all_reduce_config;
   table->CommInitRank = comm_init_rank;
   table->CommInitRankConfig = comm_init_rank_config;
   table->CommInitRankScalable = comm_init_rank_scalable;

@@ -77,10 +77,11 @@ Status check_config(const ncclConfig_t* config) {
   return {};
 }
 
-Status check_config(const ncclCollConfig_t* config) {
-  // What tunes kernels and launches has no meaning on host memory, and vendor extensions are other
-  // libraries'.
-  return Versioned<ncclCollConfig_t>(config).check("ncclCollConfig_t", kApiMagic);
+// What tunes kernels and launches has no meaning on host memory; of the vendor extensions Scape's
+// own count.
+Status check_config(const ncclCollConfig_t* config, CallOptions* options) {
+  SCAPE_RETURN_IF_ERROR(Versioned<ncclCollConfig_t>(config).check("ncclCollConfig_t", kApiMagic));
+  return read_call_options(config, options);
 }
 
 struct Range {
@@ -137,11 +138,18 @@ Status begin_call(Call::Kind kind, ncclComm_t comm, const void* send, void* recv
   return check_type(type, &call->type);
 }
 
+// Without a place for Scape's options the call is one that has none.
 Status begin_collective(Call::Kind kind, ncclComm_t comm, const void* send, void* recv,
                         size_t count, ncclDataType_t type, const ncclCollConfig_t* config,
-                        Call* call) {
+                        Call* call, CallOptions* options = nullptr) {
   SCAPE_RETURN_IF_ERROR(begin_call(kind, comm, send, recv, count, type, call));
-  return check_config(config);
+  CallOptions none;
+  if (options == nullptr) options = &none;
+  SCAPE_RETURN_IF_ERROR(check_config(config, options));
+  if (!none.present) return {};
+  return error(SCAPE_ERR_USAGE,
+               "\"%s\": only all-reduces are made sparse; leave Scape's options out of this call",
+               none.config.name);
 }
 
 Status begin_rooted(Call::Kind kind, ncclComm_t comm, const void* send, void* recv, size_t count,
@@ -178,15 +186,16 @@ Status AllReduceConfig(const void* sendbuff, void* recvbuff, size_t count, ncclD
                        const ncclCollConfig_t* config) {
   return collective([&]() -> Status {
     Call call;
+    CallOptions options;
     SCAPE_RETURN_IF_ERROR(begin_collective(Call::Kind::kAllReduce, comm, sendbuff, recvbuff, count,
-                                           datatype, config, &call));
+                                           datatype, config, &call, &options));
     SCAPE_RETURN_IF_ERROR(set_reduction(op, &call));
     Range send, recv;
     SCAPE_RETURN_IF_ERROR(check_buffer(sendbuff, count, 1, call.type, "sendbuff", &send));
     SCAPE_RETURN_IF_ERROR(check_buffer(recvbuff, count, 1, call.type, "recvbuff", &recv));
     SCAPE_RETURN_IF_ERROR(check_overlap(send, recv, 0));
     SCAPE_RETURN_IF_ERROR(route_all_reduce(*call.comm, sendbuff, recvbuff, count, call.type,
-                                           call.reduction.op, &call.route));
+                                           call.reduction.op, options, &call.route));
     return submit(std::move(call));
   });
 }

@@ -55,6 +55,31 @@ Status Registry::add(void* buffer, size_t count, scape_dtype dtype, plugin::Buff
   return {};
 }
 
+Status Registry::of_call(size_t count, scape_dtype dtype, plugin::BufferConfig config,
+                         std::shared_ptr<Registration>* out) {
+  const std::unique_lock lock(mutex_);
+  std::shared_ptr<Registration>& known = of_calls_[config.name];
+  if (known == nullptr) {
+    known = std::make_shared<Registration>();
+    known->count = count;
+    known->dtype = dtype;
+    known->config = std::move(config);
+  } else if (known->count != count) {
+    return error(SCAPE_ERR_USAGE,
+                 "SCAPE_CALL_NAME \"%s\" named %zu elements before and %zu now; give each buffer a "
+                 "name of its own",
+                 known->name(), known->count, count);
+  } else if (known->dtype != dtype || !(known->config == config)) {
+    return error(
+        SCAPE_ERR_USAGE,
+        "the options of \"%s\", or its type, are not those of its calls before (sparsity %g "
+        "then, %g now); keep them, or take another name",
+        known->name(), known->config.sparsity, config.sparsity);
+  }
+  *out = known;
+  return {};
+}
+
 Status Registry::remove(uint64_t id, std::shared_ptr<Registration>* out) {
   const std::unique_lock lock(mutex_);
   const auto found = by_id_.find(id);
@@ -115,6 +140,14 @@ std::vector<std::shared_ptr<Registration>> Registry::all() const {
   const std::shared_lock lock(mutex_);
   std::vector<std::shared_ptr<Registration>> list;
   for (const auto& [id, registration] : by_id_) list.push_back(registration);
+  for (const auto& [name, registration] : of_calls_) list.push_back(registration);
+  return list;
+}
+
+std::vector<std::shared_ptr<Registration>> Registry::of_calls() const {
+  const std::shared_lock lock(mutex_);
+  std::vector<std::shared_ptr<Registration>> list;
+  for (const auto& [name, registration] : of_calls_) list.push_back(registration);
   return list;
 }
 

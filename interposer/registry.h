@@ -29,8 +29,8 @@ struct Buffer;  // interposer/buffers.h: the state of one called range on one co
 
 // One registration. Lives as long as anyone holds it; `dropped` once it is unregistered.
 struct Registration {
-  uint64_t id = 0;
-  uintptr_t base = 0;
+  uint64_t id = 0;     // 0: of calls that bring their options themselves
+  uintptr_t base = 0;  // theirs has none: each call says where its buffer is
   size_t count = 0;
   scape_dtype dtype = SCAPE_FLOAT32;
   plugin::BufferConfig config;
@@ -71,6 +71,12 @@ class Registry {
   Status add(void* buffer, size_t count, scape_dtype dtype, plugin::BufferConfig config,
              std::shared_ptr<Registration>* out);
 
+  // The registration of calls that bring their options themselves, made at the first of a name. It
+  // is found by its name alone, never by an address. USAGE where the count, the type or an option
+  // is not that of the calls before.
+  Status of_call(size_t count, scape_dtype dtype, plugin::BufferConfig config,
+                 std::shared_ptr<Registration>* out);
+
   // Takes it out; later calls do not find it. NOT_FOUND when there is none of this number.
   Status remove(uint64_t id, std::shared_ptr<Registration>* out);
 
@@ -105,7 +111,9 @@ class Registry {
            registration.misses_at_hit.load(std::memory_order_relaxed);
   }
 
+  // Those of calls included.
   std::vector<std::shared_ptr<Registration>> all() const;
+  std::vector<std::shared_ptr<Registration>> of_calls() const;
 
  private:
   // Sizes are alike within three powers of two: far enough for bytes given as elements.
@@ -132,6 +140,7 @@ class Registry {
   mutable std::shared_mutex mutex_;
   std::map<uintptr_t, std::shared_ptr<Registration>> by_address_;
   std::map<uint64_t, std::shared_ptr<Registration>> by_id_;
+  std::map<std::string, std::shared_ptr<Registration>> of_calls_;  // by name
   uint64_t next_id_ = 1;
 };
 

@@ -131,6 +131,35 @@ typedef struct scape_config {
 /* A registration: an address range and its options. Opaque; valid until scape_unregister(). */
 typedef struct scape_registration_opaque* scape_registration;
 
+/* Options of a single call.
+ *
+ * The list in NCCL 2.32's ncclCollConfig_t.ext takes options that NCCL itself ignores. A call of
+ * ncclAllReduceConfig() that has these is masked without a registration: the name is the buffer's
+ * identity on all ranks and in saved state, its address may change from call to call, and its first
+ * call is dense whatever the warm-up. The functions below that take (buffer, count) mean the last
+ * call that had this address. The options of a name stay the same from call to call, and alike on
+ * all ranks: ranks that differ, or of which one leaves them out, get an error that names both.
+ * Refused: a range that is registered, a type or an operation that cannot be masked
+ * (ncclInvalidArgument), other collectives. The state of a name ends with its communicator.
+ *
+ *   double sparsity = 0.99;
+ *   ncclConfigExt_t fraction = {NULL, {SCAPE_VENDOR_ID, SCAPE_CALL_SPARSITY}, {.raw = &sparsity}};
+ *   ncclConfigExt_t name = {&fraction, {SCAPE_VENDOR_ID, SCAPE_CALL_NAME}, {.s = "layer0.grad"}};
+ *   ncclCollConfig_t config = NCCL_COLLCONFIG_INITIALIZER;
+ *   config.ext = &name;
+ *   ncclAllReduceConfig(grad, grad, n, ncclFloat, ncclAvg, comm, stream, &config);
+ */
+#define SCAPE_VENDOR_ID 0x5ca9e7 /* ncclConfigExt_t.key.vendorId */
+typedef enum scape_call_option
+    SCAPE_ENUM {                          /* ncclConfigExt_t.key.optionId */
+                 SCAPE_CALL_NAME = 1,     /* val.s: 1 to 63 bytes; the one that must be there */
+                 SCAPE_CALL_ROLE = 2,     /* val.i: a scape_role */
+                 SCAPE_CALL_SPARSITY = 3, /* val.raw: a const double*, the fraction NOT sent */
+                 SCAPE_CALL_RULE = 4,     /* val.i: a scape_rule */
+                 SCAPE_CALL_CONFIG = 5 /* val.raw: a const scape_config* with all else; the options
+                                          above prevail over it */
+    } scape_call_option;
+
 /* Counters of one buffer, one registration, or the process. Bytes are counted at the transport. */
 typedef struct scape_stats {
   size_t size;                /* set by the caller to sizeof(scape_stats) before the call */

@@ -31,6 +31,8 @@ struct BufferConfig {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, age_cap = 100;
   uint64_t dense_steps = 20, ramp_steps = 200;
   double ramp_sparsity = 0.9;
+
+  bool operator==(const BufferConfig&) const = default;
 };
 
 // A registration's element type, as collectives name it.
@@ -42,6 +44,10 @@ void default_config(scape_config* out);
 
 // A buffer's name: 1 to 63 bytes without control characters; else ARGUMENT, which calls it `what`.
 Status check_name(const char* what, std::string_view name);
+
+// Copies a caller's scape_config, whatever version of the header it was built with, over the
+// defaults in *out. ARGUMENT where its size was never set.
+Status read_config(const scape_config& config, scape_config* out);
 
 // Checks a scape_config and fills the defaults in. ARGUMENT names the field, the value and its
 // range.

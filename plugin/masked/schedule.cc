@@ -113,17 +113,21 @@ Status check_name(const char* what, std::string_view name) {
   return Status::Ok();
 }
 
+Status read_config(const scape_config& config, scape_config* out) {
+  if (config.size < sizeof(config.size) || config.size > kLargestConfig) {
+    return error(SCAPE_ERR_ARGUMENT, "config.size is %zu; fill the struct with scape_config_init()",
+                 config.size);
+  }
+  // A caller built against an older header has a shorter struct: what it lacks keeps its default.
+  std::memcpy(out, &config, std::min(config.size, sizeof(*out)));
+  out->size = sizeof(*out);
+  return Status::Ok();
+}
+
 Status resolve_config(const scape_config* config, scape_dtype dtype, BufferConfig* out) {
   scape_config given;
   default_config(&given);
-  if (config != nullptr) {
-    if (config->size < sizeof(config->size) || config->size > kLargestConfig) {
-      return error(SCAPE_ERR_ARGUMENT,
-                   "config.size is %zu; fill the struct with scape_config_init()", config->size);
-    }
-    // A caller built against an older header has a shorter struct: what it lacks keeps its default.
-    std::memcpy(&given, config, std::min(config->size, sizeof(given)));
-  }
+  if (config != nullptr) SCAPE_RETURN_IF_ERROR(read_config(*config, &given));
 
   SCAPE_RETURN_IF_ERROR(
       check_choice("dtype", dtype, SCAPE_FLOAT16, "fp32 (0), bf16 (1), fp16 (2)"));
