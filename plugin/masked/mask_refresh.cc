@@ -46,7 +46,7 @@ bool MaskRefresh::may_start(Status* obstacle) {
   return true;
 }
 
-Status MaskRefresh::start(Communicator& side, WorkPtr* work) {
+Status MaskRefresh::start(Communicator& side, Stream stream, WorkPtr* work) {
   fault_point(Fault::kSelect);
   const uint64_t begin = now_ns();
   const auto mine = static_cast<size_t>(rank_);
@@ -61,14 +61,14 @@ Status MaskRefresh::start(Communicator& side, WorkPtr* work) {
     encode_mask(mask, size, bits_[mine], sent_.data());
   }
   nanoseconds_ = now_ns() - begin;
-  const CallTag tag{.registered = true, .name = name_};
+  const CallTag tag{.registered = true, .name = name_, .stream = stream};
   SCAPE_RETURN_IF_ERROR(
       side.all_gather_v(sent_.data(), received_.data(), bytes_, DataType::kUint8, tag, work));
   fault_point(Fault::kMasks);
   return Status::Ok();
 }
 
-Status MaskRefresh::finish() {
+Status MaskRefresh::finish(Stream) {
   const uint64_t begin = now_ns();
   const std::byte* code = received_.data();
   for (size_t r = 0; r < parts_.size(); ++r) {

@@ -33,10 +33,9 @@ class MaskRefresh final : public SideJob {
   size_t sent_bytes() const { return sent_.size(); }
   uint64_t nanoseconds() const { return nanoseconds_; }
 
- protected:
   bool may_start(Status* obstacle) override;
-  Status start(Communicator& side, WorkPtr* work) override;
-  Status finish() override;
+  Status start(Communicator& side, Stream stream, WorkPtr* work) override;
+  Status finish(Stream stream) override;
 
  private:
   const std::string name_;

@@ -98,7 +98,7 @@ Status MaskedBufferImpl::save(std::vector<std::byte>* out) {
   if (!failure_.ok()) return failure_;
   try {
     if (refresh_pending_) {
-      SCAPE_RETURN_IF_ERROR(refresher_->wait(*refresh_));
+      SCAPE_RETURN_IF_ERROR(refresher_->wait(refresh_));
       std::swap(state_.next, refresh_->mask());
       refresh_pending_ = false;
     }

@@ -145,9 +145,10 @@ void MaskedBufferImpl::allocate() {
   allocated_ = true;
 }
 
-Status MaskedBufferImpl::begin(const Call& call) {
+Status MaskedBufferImpl::begin(const Call& call, Stream stream) {
   SCAPE_RETURN_IF_ERROR(check_begin(call));
   call_ = call;
+  stream_ = stream;
   status_ = Status::Ok();
   state_.reduction = call.reduction;
   turn_ = refresher_->take_turn();
@@ -158,8 +159,9 @@ Status MaskedBufferImpl::begin(const Call& call) {
   return Status::Ok();
 }
 
-Status MaskedBufferImpl::begin_all_reduce(const void* send, void* recv, Reduction reduction) {
-  return begin({.send = send, .recv = recv, .reduction = reduction});
+Status MaskedBufferImpl::begin_all_reduce(const void* send, void* recv, Reduction reduction,
+                                          Stream stream) {
+  return begin({.send = send, .recv = recv, .reduction = reduction}, stream);
 }
 
 bool MaskedBufferImpl::poll() {
@@ -188,7 +190,7 @@ bool MaskedBufferImpl::advance() {
       return true;
     case Phase::kAgreement:
       if (agreement_ && !agreed_) {
-        if (!wait_for(*agreement_, "the agreement")) return false;
+        if (!wait_for(agreement_, "the agreement")) return false;
         if (phase_ == Phase::kIdle) return true;
         if (!agreement_->verdict().ok()) {
           fail(agreement_->verdict());
@@ -200,7 +202,7 @@ bool MaskedBufferImpl::advance() {
       return true;
     case Phase::kRefresh:
       if (refresh_pending_) {
-        if (!wait_for(*refresh_, "the next mask")) return false;
+        if (!wait_for(refresh_, "the next mask")) return false;
         if (phase_ == Phase::kIdle) return true;
       }
       if (may_share()) {
@@ -260,14 +262,14 @@ size_t MaskedBufferImpl::full_payload_bytes() const {
 }
 
 // True when the job is done; the call may have failed with it then.
-bool MaskedBufferImpl::wait_for(const SideJob& job, const char* what) {
-  if (job.done()) {
+bool MaskedBufferImpl::wait_for(const std::shared_ptr<SideJob>& job, const char* what) {
+  if (refresher_->join(job, stream_)) {
     if (waiting_since_ != 0) {
       const uint64_t waited = now_ns() - waiting_since_;
       count_stats([&](scape_stats& stats) { stats.refresh_wait_ns += waited; });
       waiting_since_ = 0;
     }
-    if (!job.status().ok()) fail(job.status());
+    if (!job->status().ok()) fail(job->status());
     return true;
   }
   if (waiting_since_ == 0) {
@@ -360,7 +362,7 @@ Status MaskedBufferImpl::launch() {
     SCAPE_RETURN_IF_ERROR(refresher_->start_side_channel(
         data, data != nullptr ? count_ * size_of(data_type_of(config_.dtype)) : 0));
     refresher_->submit(agreement_);
-    refresher_->ready(agreement_);
+    refresher_->ready(agreement_, stream_);
     fault_point(Fault::kAgreement);
   }
   if (!fused_ && !dense_at(state_.step + 1)) refresher_->submit(refresh_);

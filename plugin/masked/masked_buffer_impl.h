@@ -32,16 +32,17 @@ class MaskedBufferImpl final : public MaskedBuffer {
                    BufferConfig config, size_t count);
   ~MaskedBufferImpl() override;
 
-  Status begin_all_reduce(const void* send, void* recv, Reduction reduction) override;
+  Status begin_all_reduce(const void* send, void* recv, Reduction reduction,
+                          Stream stream) override;
   bool poll() override;
   bool launched() const override { return phase_ == Phase::kIdle || !holds_turn_; }
   Status status() const override { return status_; }
 
-  Status adams_step(float* param, double lr, double weight_decay) override;
+  Status adams_step(float* param, double lr, double weight_decay, Stream stream) override;
   Status post_step(size_t offset, size_t length, const float* before, float* param, double lr,
-                   double weight_decay) override;
-  Status clear_masked(void* buffer) override;
-  Status flush(void* buffer, float* param, double lr, double weight_decay) override;
+                   double weight_decay, Stream stream) override;
+  Status clear_masked(void* buffer, Stream stream) override;
+  Status flush(void* buffer, float* param, double lr, double weight_decay, Stream stream) override;
   void note_dense(const char* why) override;
 
   Status read_mask(uint64_t* words, size_t capacity) override;
@@ -80,11 +81,11 @@ class MaskedBufferImpl final : public MaskedBuffer {
   bool has_state() const { return fused_ || !always_dense_; }
   bool dense_at(uint64_t t) const { return always_dense_ || sparsity_at(config_, t) == 0; }
   Status check_begin(const Call& call) const;
-  Status begin(const Call& call);
+  Status begin(const Call& call, Stream stream);
   void allocate();
   // One transition; false when it has to wait.
   bool advance();
-  bool wait_for(const SideJob& job, const char* what);
+  bool wait_for(const std::shared_ptr<SideJob>& job, const char* what);
   bool may_share() const;
   size_t full_payload_bytes() const;
   void take_next_mask();
@@ -155,6 +156,7 @@ class MaskedBufferImpl final : public MaskedBuffer {
   Call call_;
   Status status_;
   Status failure_;  // ends every later call
+  Stream stream_;   // of the call or step under way, else of the last
   uint64_t turn_ = 0;
   bool holds_turn_ = false;
   WorkPtr work_;

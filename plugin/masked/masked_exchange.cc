@@ -226,7 +226,8 @@ CallTag MaskedBufferImpl::tag() const {
   return {.registered = !always_dense_,
           .name = config_.name,
           .learning_rate = last_rate_,
-          .weight_decay = last_decay_};
+          .weight_decay = last_decay_,
+          .stream = stream_};
 }
 
 kernels::StepParams MaskedBufferImpl::step_params() const {
@@ -282,7 +283,7 @@ void MaskedBufferImpl::end_step() {
                              .scale = mean ? 1.0f : static_cast<float>(ranks_ * factor)},
                             step_params(), scores);
       if (cleared > 0) state_.flag_pending = true;
-      refresher_->ready(refresh_);
+      refresher_->ready(refresh_, stream_);
       refresh_pending_ = true;
       count_stats([&](scape_stats& stats) {
         stats.nonfinite_values += cleared;

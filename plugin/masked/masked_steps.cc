@@ -25,7 +25,7 @@ Status check_rates(const char* name, double lr, double weight_decay) {
 
 }  // namespace
 
-Status MaskedBufferImpl::adams_step(float* param, double lr, double weight_decay) {
+Status MaskedBufferImpl::adams_step(float* param, double lr, double weight_decay, Stream stream) {
   const char* name = config_.name.c_str();
   if (!fused_) {
     return error(SCAPE_ERR_USAGE,
@@ -41,6 +41,7 @@ Status MaskedBufferImpl::adams_step(float* param, double lr, double weight_decay
     return error(SCAPE_ERR_ARGUMENT, "buffer '%s': param is null", name);
   }
   SCAPE_RETURN_IF_ERROR(check_rates(name, lr, weight_decay));
+  stream_ = stream;
   try {
     do_adams_step(param, lr, weight_decay);
   } catch (const std::bad_alloc&) {
@@ -76,7 +77,7 @@ void MaskedBufferImpl::do_adams_step(float* param, double lr, double weight_deca
 }
 
 Status MaskedBufferImpl::post_step(size_t offset, size_t length, const float* before, float* param,
-                                   double lr, double weight_decay) {
+                                   double lr, double weight_decay, Stream stream) {
   const char* name = config_.name.c_str();
   if (config_.role != SCAPE_ROLE_GRADIENT_HOOKED) {
     return error(SCAPE_ERR_USAGE,
@@ -94,6 +95,7 @@ Status MaskedBufferImpl::post_step(size_t offset, size_t length, const float* be
   }
   SCAPE_RETURN_IF_ERROR(check_rates(name, lr, weight_decay));
   if (phase_ != Phase::kIdle) return owed_or_running("scape_post_step()");
+  stream_ = stream;
   // A dense step has its right length already, and nothing is off its mask.
   if (skipped_ || ages_.empty()) return Status::Ok();
   const float age_cap = step_params().plain ? 1.0f : static_cast<float>(config_.age_cap);
@@ -117,11 +119,12 @@ Status MaskedBufferImpl::post_step(size_t offset, size_t length, const float* be
   return Status::Ok();
 }
 
-Status MaskedBufferImpl::clear_masked(void* buffer) {
+Status MaskedBufferImpl::clear_masked(void* buffer, Stream stream) {
   if (buffer == nullptr && count_ > 0) {
     return error(SCAPE_ERR_ARGUMENT, "buffer '%s': buffer is null", config_.name.c_str());
   }
   if (phase_ != Phase::kIdle) return owed_or_running("scape_clear_masked()");
+  stream_ = stream;
   if (!in_place_ || always_dense_ || place_ == nullptr) {
     // No residual in it: all of it is gradient.
     std::fill_n(static_cast<std::byte*>(buffer), count_ * kernels::size_of(type_), std::byte{0});
@@ -135,7 +138,8 @@ Status MaskedBufferImpl::clear_masked(void* buffer) {
   return Status::Ok();
 }
 
-Status MaskedBufferImpl::flush(void* buffer, float* param, double lr, double weight_decay) {
+Status MaskedBufferImpl::flush(void* buffer, float* param, double lr, double weight_decay,
+                               Stream stream) {
   if (always_dense_ || state_.step == 0) return owed_or_running("a flush");
   if (fused_ && param == nullptr) {
     return error(SCAPE_ERR_ARGUMENT, "buffer '%s': param is null", config_.name.c_str());
@@ -143,10 +147,11 @@ Status MaskedBufferImpl::flush(void* buffer, float* param, double lr, double wei
   SCAPE_RETURN_IF_ERROR(begin({.send = in_place_ ? buffer : nullptr,
                                .recv = buffer,
                                .reduction = state_.reduction,
-                               .flush = true}));
+                               .flush = true},
+                              stream));
   drive(*communicator_, [this] { return poll(); });
   SCAPE_RETURN_IF_ERROR(status_);
-  return fused_ ? adams_step(param, lr, weight_decay) : Status::Ok();
+  return fused_ ? adams_step(param, lr, weight_decay, stream) : Status::Ok();
 }
 
 void MaskedBufferImpl::note_dense(const char* why) {
