@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "base/status.h"
+#include "plugin/stream.h"
 
 namespace scape::plugin {
 
@@ -65,7 +66,7 @@ struct ByteCounters {
   uint64_t received_messages = 0;
 };
 
-// What goes with a call. Everything but the regions is part of its descriptor
+// What goes with a call. Everything but the regions and the stream is part of its descriptor
 // (docs/architecture.md, "Descriptors"): ranks whose descriptors differ get SCAPE_ERR_MISMATCH on
 // all sides, naming both.
 struct CallTag {
@@ -76,6 +77,8 @@ struct CallTag {
   // Of memory that holds the sending and the receiving buffer, from register_memory().
   void* send_region = nullptr;
   void* recv_region = nullptr;
+  // The buffers are read and written in its order.
+  Stream stream = {};
 };
 
 // Where payloads stand that ranks of one host reduce without copying: each packs into its operand

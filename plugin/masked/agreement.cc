@@ -95,13 +95,13 @@ Status compare_records(const std::vector<AgreementRecord>& records) {
   return Status::Ok();
 }
 
-Status Agreement::start(Communicator& side, WorkPtr* work) {
+Status Agreement::start(Communicator& side, Stream stream, WorkPtr* work) {
   all_.resize(static_cast<size_t>(side.size()));
-  const CallTag tag{.registered = true, .name = mine_.name};
+  const CallTag tag{.registered = true, .name = mine_.name, .stream = stream};
   return side.all_gather(&mine_, all_.data(), sizeof(mine_), DataType::kUint8, tag, work);
 }
 
-Status Agreement::finish() {
+Status Agreement::finish(Stream) {
   verdict_ = compare_records(all_);
   return Status::Ok();
 }

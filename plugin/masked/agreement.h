@@ -55,9 +55,8 @@ class Agreement final : public SideJob {
   // Valid once done() with an ok status().
   const Status& verdict() const { return verdict_; }
 
- protected:
-  Status start(Communicator& side, WorkPtr* work) override;
-  Status finish() override;
+  Status start(Communicator& side, Stream stream, WorkPtr* work) override;
+  Status finish(Stream stream) override;
 
  private:
   const AgreementRecord mine_;

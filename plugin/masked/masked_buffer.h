@@ -1,7 +1,7 @@
 // MaskedBuffer: the step state machine of one registered buffer on one communicator.
 //
-// Steps 1-6 of docs/algorithm.md, written once over the kernel table and the Communicator. It knows
-// nothing of hooks, groups or addresses: the caller hands it each call's buffers.
+// Steps 1-6 of docs/algorithm.md, written once over the Engine, the Communicator and the Refresher.
+// It knows nothing of hooks, groups or addresses: the caller hands it each call's buffers.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "kernels/kernels.h"
 #include "plugin/communicator.h"
+#include "plugin/stream.h"
 #include "scape/scape.h"
 
 namespace scape::plugin {
@@ -64,10 +65,15 @@ struct Partition {
 };
 Partition partition_of(size_t n, int ranks, int q);
 
-class Refresher;  // plugin/masked/refresher.h: the progress thread of one communicator
+class Engine;     // plugin/masked/engine.h: memory and kernels of one place
+class Refresher;  // plugin/masked/refresher.h: turns and background work of one communicator
 
 // Not thread-safe, but for stats() and note_dense(): one call at a time. What travels in which
 // step, and what a skip, a flush and a load do exactly, is in docs/masked-collective.md.
+//
+// The streams order what calls and steps do to device memory; in host memory all is done when they
+// return. Successive calls may name different streams where the caller orders these. What has no
+// stream is ordered after the last one that was given.
 class MaskedBuffer {
  public:
   // Waits for nothing: a refresh in flight goes on without the buffer. A call under way is aborted,
@@ -79,7 +85,8 @@ class MaskedBuffer {
   // until then; equal or apart. recv is ignored in the fused role, whose result stays inside.
   // Refusals (USAGE: an adams step is owed, in place asked for with send != recv; ARGUMENT: null or
   // overlapping) start nothing. An error that ended a call ends every later one at once.
-  virtual Status begin_all_reduce(const void* send, void* recv, Reduction reduction) = 0;
+  virtual Status begin_all_reduce(const void* send, void* recv, Reduction reduction,
+                                  Stream stream = {}) = 0;
   // Moves the call on without blocking (the caller also drives the communicator); true when it is
   // over.
   virtual bool poll() = 0;
@@ -92,12 +99,12 @@ class MaskedBuffer {
 
   // Local steps after the call; blocking but brief. See scape.h for their meaning. After a skipped
   // call adams_step() moves neither param nor the state; a refresh is started all the same.
-  virtual Status adams_step(float* param, double lr, double weight_decay) = 0;
+  virtual Status adams_step(float* param, double lr, double weight_decay, Stream stream = {}) = 0;
   virtual Status post_step(size_t offset, size_t length, const float* before, float* param,
-                           double lr, double weight_decay) = 0;
+                           double lr, double weight_decay, Stream stream = {}) = 0;
   // Leaves in the buffer what belongs to the residual there (the rounding errors of a narrow
   // payload included) and clears the rest. All of it where no residual is kept in place.
-  virtual Status clear_masked(void* buffer) = 0;
+  virtual Status clear_masked(void* buffer, Stream stream = {}) = 0;
 
   // Collective, blocking: drives the communicator itself, so one rank a thread. A step like any
   // other, of which the mask is all ones and the gradient 0, whatever `buffer` holds: u is the
@@ -105,20 +112,22 @@ class MaskedBuffer {
   // added since. t advances, and in the fused role m decays and param moves as with a zero
   // gradient. Uses the reduction of the last call. Does nothing before the first call and for a
   // buffer that is always dense.
-  virtual Status flush(void* buffer, float* param, double lr, double weight_decay) = 0;
+  virtual Status flush(void* buffer, float* param, double lr, double weight_decay,
+                       Stream stream = {}) = 0;
 
   // A dense call on this range that the masked path did not serve (max, int64, ...): counted, said
   // once.
   virtual void note_dense(const char* why) = 0;
 
-  // Between calls. Of an always dense buffer: all ones (zeros before the first call), ages 1,
-  // residual 0; its first moment is kept in the fused role only (USAGE otherwise). MEMORY when
-  // `capacity` is too small.
+  // Between calls, into host memory. Of an always dense buffer: all ones (zeros before the first
+  // call), ages 1, residual 0; its first moment is kept in the fused role only (USAGE otherwise).
+  // MEMORY when `capacity` is too small.
   virtual Status read_mask(uint64_t* words, size_t capacity) = 0;
   virtual Status read_ages(uint16_t* ages, size_t capacity) = 0;
   virtual Status read_residual(float* out, size_t capacity) = 0;
   virtual Status read_moment(float* out, size_t capacity) = 0;
-  // wire_bytes_* stay 0: transports count those.
+  // wire_bytes_* stay 0: transports count those. On a device, what the data decided (skips, values
+  // cleared, overlap) is counted as far as it is known.
   virtual scape_stats stats() const = 0;
 
   virtual const BufferConfig& config() const = 0;
@@ -135,8 +144,13 @@ class MaskedBuffer {
   virtual double residual_l1() = 0;
 };
 
-// `refresher` serves this communicator's buffers and outlives them.
-std::unique_ptr<MaskedBuffer> make_masked_buffer(std::shared_ptr<Communicator> communicator,
+// Host memory and the kernels of kernels::ops(). One for each buffer.
+std::shared_ptr<Engine> make_host_engine();
+
+// `engine` is of the place of the buffer's elements and serves no other; `refresher` serves this
+// communicator's buffers and outlives them.
+std::unique_ptr<MaskedBuffer> make_masked_buffer(std::shared_ptr<Engine> engine,
+                                                 std::shared_ptr<Communicator> communicator,
                                                  std::shared_ptr<Refresher> refresher,
                                                  BufferConfig config, size_t count);
 
