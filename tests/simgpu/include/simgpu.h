@@ -38,6 +38,7 @@ SIMGPU_API int simgpu_host_access_guard(void);
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 
 namespace simgpu {
 
@@ -56,10 +57,16 @@ __attribute__((visibility("default"))) cudaError_t enqueue(
     std::span<const cudaStream_t> streams, std::function<void()> work,
     const std::shared_ptr<Order>& order = nullptr);
 
-// What cudaLaunchKernelEx checks and enqueues: `grid` runs the whole grid.
+// What cudaLaunchKernelEx checks and enqueues. `grid` runs the whole grid and says what went wrong,
+// which breaks the device; empty where all is well.
 __attribute__((visibility("default"))) cudaError_t launch(const cudaLaunchConfig_t* config,
                                                           const void* kernel,
-                                                          std::function<void()> grid);
+                                                          std::function<std::string()> grid);
+
+// Whether all these bytes lie in one live allocation of that device, or of page-locked memory, so
+// that work on the device may touch them. Not counted as a call.
+__attribute__((visibility("default"))) bool reachable(const void* address, size_t bytes,
+                                                      int device);
 
 }  // namespace simgpu
 #endif

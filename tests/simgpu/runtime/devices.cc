@@ -300,7 +300,7 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
 }
 
 cudaError_t simgpu::launch(const cudaLaunchConfig_t* config, const void* kernel,
-                           std::function<void()> grid) {
+                           std::function<std::string()> grid) {
   return call("cudaLaunchKernelEx", kAnyTime, [&](Runtime& rt, Lock&) -> cudaError_t {
     if (config == nullptr) return cudaErrorInvalidConfiguration;
     if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
@@ -322,6 +322,13 @@ cudaError_t simgpu::launch(const cudaLaunchConfig_t* config, const void* kernel,
                             : kSharedPerBlock;
     if (config->dynamicSmemBytes > most) return cudaErrorInvalidValue;
     ++rt.counters.kernels;
-    return submit(rt, stream, Work{cudaGraphNodeTypeKernel, std::move(grid), nullptr, nullptr});
+    const auto run = [&rt, grid = std::move(grid), device = stream->device] {
+      const std::string wrong = grid();
+      if (wrong.empty()) return;
+      std::fprintf(stderr, "simgpu: %s\n", wrong.c_str());
+      const Lock lock(rt.mutex);
+      rt.devices[static_cast<size_t>(device)].broken = cudaErrorLaunchFailure;
+    };
+    return submit(rt, stream, Work{cudaGraphNodeTypeKernel, run, nullptr, nullptr});
   });
 }

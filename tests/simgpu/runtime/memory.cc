@@ -179,6 +179,15 @@ cudaError_t pool_attribute(Runtime& rt, cudaMemPool_t pool, cudaMemPoolAttr attr
 
 }  // namespace
 
+bool simgpu::reachable(const void* address, size_t bytes, int device) {
+  Runtime& rt = runtime();
+  const Lock lock(rt.mutex);
+  const Side side = side_of(rt, address, bytes);
+  const Allocation* found = rt.memory.find(address);
+  return side.valid && (side.place == Place::kPinned ||
+                        (side.place == Place::kDevice && found->device == device));
+}
+
 cudaError_t cudaMalloc(void** out, size_t bytes) {
   return call("cudaMalloc", kUnsafe,
               [&](Runtime& rt, Lock&) { return allocate(rt, out, bytes, Place::kDevice); });

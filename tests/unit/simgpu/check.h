@@ -43,6 +43,8 @@ inline int* device_ints(size_t count, int byte = 0) {
   void* out = nullptr;
   EXPECT_EQ(cudaMalloc(&out, count * sizeof(int)), cudaSuccess);
   EXPECT_EQ(cudaMemset(out, byte, count * sizeof(int)), cudaSuccess);
+  // The host does not wait for a memset, nor do non-blocking streams.
+  EXPECT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
   return static_cast<int*>(out);
 }
 

@@ -4,8 +4,9 @@
 
 namespace simgpu {
 
-void run_grid(dim3 grid, dim3 block, size_t, const std::function<void()>& thread) {
-  for (unsigned i = 0; i < grid.x * grid.y * grid.z * block.x * block.y * block.z; ++i) thread();
+std::string run_grid(const Launch& launch, const std::function<void()>& thread) {
+  for (size_t i = 0; i < launch.grid.count() * launch.block.count(); ++i) thread();
+  return launch.grid.z == 2 ? "a grid that went wrong" : "";
 }
 
 namespace test {
@@ -65,6 +66,19 @@ TEST(Launches, ImpossibleOnesAreRefused) {
   OK(cudaDeviceSynchronize());
   OK(cudaStreamDestroy(elsewhere));
   (void)cudaGetLastError();
+}
+
+// The last one: it leaves device 1 broken.
+TEST(Launches, OfAGridThatGoesWrongBreakTheDevice) {
+  OK(cudaSetDevice(1));
+  int* data = device_ints(1);
+  const cudaLaunchConfig_t config = config_of({1, 1, 2}, 1, 0, nullptr);
+  OK(cudaLaunchKernelEx(&config, add, data, 1, 1));
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorLaunchFailure);
+  EXPECT_EQ(cudaFree(data), cudaErrorLaunchFailure);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorLaunchFailure);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorLaunchFailure);
+  OK(cudaSetDevice(0));
 }
 
 }  // namespace

@@ -127,6 +127,7 @@ TEST_F(Streams, TimeBetweenEvents) {
     Gate gate(apart_);
     OK(cudaEventRecord(end, apart_));
     EXPECT_EQ(cudaEventElapsedTime(&ms, event_, end), cudaErrorNotReady);
+    OK(cudaEventSynchronize(event_));
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   OK(cudaEventSynchronize(end));
