@@ -1,5 +1,7 @@
 #include "errors.h"
 
+#include "cuda_runtime_api.h"
+
 namespace simgpu {
 namespace {
 
@@ -105,7 +107,7 @@ const Row* find(cudaError_t error) {
 
 }  // namespace
 
-bool error_of(const std::string& text, cudaError_t* out) {
+bool error_of(const std::string& text, int* out) {
   for (const Row& row : kRows) {
     if (text == row.name || text == std::to_string(static_cast<int>(row.error))) {
       *out = row.error;

@@ -3,11 +3,9 @@
 
 #include <string>
 
-#include "cuda_runtime_api.h"
-
 namespace simgpu {
 
 // The error of this name or number; false where there is none.
-bool error_of(const std::string& text, cudaError_t* out);
+bool error_of(const std::string& text, int* out);
 
 }  // namespace simgpu

@@ -171,15 +171,10 @@ Runtime& runtime() {
 }
 
 cudaError_t injected(const Runtime& rt, const char* function) {
-  const auto& failures = settings().failures;
-  if (failures.empty()) return cudaSuccess;
+  if (settings().failures.empty()) return cudaSuccess;
   const auto count = rt.calls.find(function);
   const uint64_t calls = count != rt.calls.end() ? count->second : 0;
-  for (const Failure& failure : failures) {
-    if (failure.function != function) continue;
-    if (calls == failure.nth || (failure.later_too && calls > failure.nth)) return failure.error;
-  }
-  return cudaSuccess;
+  return static_cast<cudaError_t>(wanted_failure(settings().failures, function, calls));
 }
 
 cudaError_t call(const char* name, unsigned needs,

@@ -7,17 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "cuda_runtime_api.h"
+#include "environment.h"
 
 namespace simgpu {
-
-// A call that is to fail.
-struct Failure {
-  std::string function;  // of the API, or "kernel": the execution of one
-  uint64_t nth = 1;
-  bool later_too = false;
-  cudaError_t error = cudaErrorUnknown;
-};
 
 enum class Leaks { kIgnore, kReport, kFail };
 
@@ -29,8 +21,8 @@ struct Settings {
   uint64_t delay_us = 2000;  // the longest that the reorder mode holds a work back
   bool guard_host_access = false;
   Leaks leaks = Leaks::kIgnore;
-  std::vector<Failure> failures;
-  std::string mistake;  // what is wrong with a variable; the runtime does not start then
+  std::vector<Failure> failures;  // of functions of the API, or "kernel": the execution of one
+  std::string mistake;            // what is wrong with a variable; the runtime does not start then
 };
 
 const Settings& settings();

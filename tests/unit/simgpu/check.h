@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -18,24 +19,21 @@ namespace simgpu::test {
 class Gate {
  public:
   explicit Gate(cudaStream_t stream) {
-    EXPECT_EQ(cudaLaunchHostFunc(
-                  stream,
-                  [](void* self) {
-                    const auto* gate = static_cast<Gate*>(self);
-                    while (!gate->open_.load()) {
-                      std::this_thread::sleep_for(std::chrono::microseconds(100));
-                    }
-                  },
-                  this),
-              cudaSuccess);
+    // The function outlives the gate.
+    const auto wait = [](void* data) {
+      const std::unique_ptr<Flag> flag(static_cast<Flag*>(data));
+      while (!(*flag)->load()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    };
+    EXPECT_EQ(cudaLaunchHostFunc(stream, wait, new Flag(open_)), cudaSuccess);
   }
   ~Gate() { open(); }
   Gate(const Gate&) = delete;
   Gate& operator=(const Gate&) = delete;
-  void open() { open_.store(true); }
+  void open() { open_->store(true); }
 
  private:
-  std::atomic<bool> open_{false};
+  using Flag = std::shared_ptr<std::atomic<bool>>;
+  const Flag open_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 // Ints on a device, all of one value.

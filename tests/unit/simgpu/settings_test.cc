@@ -1,4 +1,5 @@
 // What the SIMGPU_* settings do. They hold for a process, so each test has its own.
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,11 +9,19 @@
 
 #include "check.h"
 #include "tests/support/run_ranks.h"
+#include "tests/support/slowdown.h"
 
 namespace simgpu::test {
 namespace {
 
 using scape::test::RankResult;
+
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kThreadSanitizer = true;
+#else
+constexpr bool kThreadSanitizer = false;
+#endif
+constexpr bool kSanitizer = scape::test::kSlowdown > 1;
 
 // Runs `body` in a process with these settings; a failed expectation in it is its text.
 template <typename Body>
@@ -64,7 +73,10 @@ TEST(Reordering, ShowsAMissingFenceAndOnlyThat) {
     const RankResult missing = with({{"SIMGPU_REORDER", seed}}, [] {
       return pipeline_is_right(false) ? "a missing fence did not show" : std::string();
     });
-    EXPECT_WELL(missing) << seed;
+    EXPECT_EQ(missing.text, "") << seed;
+    // The thread sanitizer may see it first, as what it is: a data race.
+    EXPECT_TRUE(missing.exit_status == 0 || (kThreadSanitizer && missing.exit_status == 66))
+        << seed;
   }
 }
 
@@ -130,6 +142,11 @@ TEST(Settings, AMistakeIsRefused) {
 
 volatile int sink;
 
+// Ended by the fault, which a sanitizer turns into an exit of its own.
+bool faulted(const RankResult& result) {
+  return result.signal == SIGSEGV || (kSanitizer && result.exit_status > 0);
+}
+
 std::string touched_by_host_code() {
   int* data = device_ints(100);
   (void)cudaDeviceSynchronize();
@@ -147,8 +164,8 @@ std::string in_a_stream(int* data, Work&& work) {
 }
 
 TEST(Faults, HostCodeOnDeviceMemory) {
-  EXPECT_EQ(with({{"SIMGPU_HOST_ACCESS", "fault"}}, touched_by_host_code).signal, SIGSEGV);
-  EXPECT_EQ(with({}, touched_by_host_code).signal, 0);
+  EXPECT_TRUE(faulted(with({{"SIMGPU_HOST_ACCESS", "fault"}}, touched_by_host_code)));
+  EXPECT_FALSE(faulted(with({}, touched_by_host_code)));
   const RankResult fine = with({{"SIMGPU_HOST_ACCESS", "fault"}}, []() -> std::string {
     DEMAND(simgpu_host_access_guard() != 0);
     int* data = device_ints(100, 1);
@@ -167,16 +184,16 @@ TEST(Faults, HostCodeOnDeviceMemory) {
 TEST(Faults, BeyondAnAllocationAndAfterItsEnd) {
   const RankResult far =
       with({}, [] { return in_a_stream(device_ints(100), [](int* ints) { ints[200] = 1; }); });
-  EXPECT_EQ(far.signal, SIGSEGV) << far.text;
+  EXPECT_TRUE(faulted(far)) << far.text;
   const RankResult before =
       with({}, [] { return in_a_stream(device_ints(1024), [](int* ints) { ints[-1] = 1; }); });
-  EXPECT_EQ(before.signal, SIGSEGV) << before.text;
+  EXPECT_TRUE(faulted(before)) << before.text;
   const RankResult freed = with({}, [] {
     int* data = device_ints(100);
     (void)cudaFree(data);
     return in_a_stream(data, [](int* ints) { sink = ints[0]; });
   });
-  EXPECT_EQ(freed.signal, SIGSEGV) << freed.text;
+  EXPECT_TRUE(faulted(freed)) << freed.text;
   const RankResult near = with({}, []() -> std::string {
     int* data = device_ints(100);
     (void)in_a_stream(data, [](int* ints) { ints[100] = 1; });
