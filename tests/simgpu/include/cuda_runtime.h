@@ -1,4 +1,5 @@
-// The C++ part of the simulated CUDA runtime: kernel launches.
+// The C++ part of the simulated CUDA runtime: kernel launches, and functions that take typed
+// pointers.
 #pragma once
 
 #include <tuple>
@@ -22,4 +23,41 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*k
   return simgpu::launch(config, address, [kernel, launch, parameters = std::move(parameters)] {
     return simgpu::run_grid(launch, [&] { std::apply(kernel, parameters); });
   });
+}
+
+template <typename T>
+inline cudaError_t cudaMalloc(T** out, size_t size) {
+  return cudaMalloc(reinterpret_cast<void**>(out), size);
+}
+template <typename T>
+inline cudaError_t cudaMallocAsync(T** out, size_t size, cudaStream_t stream) {
+  return cudaMallocAsync(reinterpret_cast<void**>(out), size, stream);
+}
+template <typename T>
+inline cudaError_t cudaMallocHost(T** out, size_t size, unsigned int flags = 0) {
+  return cudaHostAlloc(reinterpret_cast<void**>(out), size, flags);
+}
+template <typename T>
+inline cudaError_t cudaHostAlloc(T** out, size_t size, unsigned int flags) {
+  return cudaHostAlloc(reinterpret_cast<void**>(out), size, flags);
+}
+template <typename T>
+inline cudaError_t cudaHostGetDevicePointer(T** out, void* address, unsigned int flags) {
+  return cudaHostGetDevicePointer(reinterpret_cast<void**>(out), address, flags);
+}
+template <typename... Params>
+inline cudaError_t cudaFuncSetAttribute(void (*kernel)(Params...), cudaFuncAttribute attribute,
+                                        int value) {
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
+}
+template <typename... Params>
+inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks,
+                                                                 void (*kernel)(Params...),
+                                                                 int block_size,
+                                                                 size_t dynamic_smem) {
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+      blocks, reinterpret_cast<const void*>(kernel), block_size, dynamic_smem);
+}
+inline cudaError_t cudaEventCreate(cudaEvent_t* event, unsigned int flags) {
+  return cudaEventCreateWithFlags(event, flags);
 }

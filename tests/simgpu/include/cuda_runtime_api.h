@@ -222,6 +222,13 @@ enum cudaGraphNodeType {
   cudaGraphNodeTypeEventRecord = 0x07,
 };
 
+typedef struct cudaGraphEdgeData_st {
+  unsigned char from_port;
+  unsigned char to_port;
+  unsigned char type;
+  unsigned char reserved[5];
+} cudaGraphEdgeData;
+
 enum cudaDriverEntryPointQueryResult {
   cudaDriverEntryPointSuccess = 0,
   cudaDriverEntryPointSymbolNotFound = 1,
@@ -378,6 +385,10 @@ SIMGPU_API cudaError_t cudaStreamGetPriority(cudaStream_t hStream, int* priority
 SIMGPU_API cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void* userData);
 SIMGPU_API cudaError_t cudaFuncSetAttribute(const void* func, enum cudaFuncAttribute attr,
                                             int value);
+SIMGPU_API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* numBlocks,
+                                                                     const void* func,
+                                                                     int blockSize,
+                                                                     size_t dynamicSMemSize);
 
 // ---- events ----
 SIMGPU_API cudaError_t cudaEventCreate(cudaEvent_t* event);
@@ -396,6 +407,12 @@ SIMGPU_API cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStre
 SIMGPU_API cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* pGraph);
 SIMGPU_API cudaError_t cudaStreamIsCapturing(cudaStream_t stream,
                                              enum cudaStreamCaptureStatus* pCaptureStatus);
+SIMGPU_API cudaError_t cudaStreamGetCaptureInfo(
+    cudaStream_t stream, enum cudaStreamCaptureStatus* captureStatus_out,
+    unsigned long long* id_out SIMGPU_DEFAULT(0), cudaGraph_t* graph_out SIMGPU_DEFAULT(0),
+    const cudaGraphNode_t** dependencies_out SIMGPU_DEFAULT(0),
+    const cudaGraphEdgeData** edgeData_out SIMGPU_DEFAULT(0),
+    size_t* numDependencies_out SIMGPU_DEFAULT(0));
 SIMGPU_API cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode* mode);
 SIMGPU_API cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes,
                                          size_t* numNodes);

@@ -49,12 +49,16 @@ __attribute__((visibility("default"))) std::shared_ptr<Order> make_order();
 // Waits until all of it so far has run; false when `seconds` were over before.
 __attribute__((visibility("default"))) bool wait(Order& order, double seconds);
 
+// The device of a stream; special streams are those of `device`. cudaInvalidDeviceId where there is
+// no such stream. Not counted as a call.
+__attribute__((visibility("default"))) int device_of(cudaStream_t stream, int device);
+
 // Enqueues `work`, which may touch device memory and may block, on all of the streams at once: it
 // starts when what they hold has run, and what comes later on any of them starts when it is over.
-// On capturing streams it becomes a node of the graph, run by each launch. Streams are of one
-// device. Errors are CUDA's.
+// On capturing streams it becomes a node of the graph, run by each launch. Special streams are
+// those of `device`, and all others have to be of it. Errors are CUDA's.
 __attribute__((visibility("default"))) cudaError_t enqueue(
-    std::span<const cudaStream_t> streams, std::function<void()> work,
+    int device, std::span<const cudaStream_t> streams, std::function<void()> work,
     const std::shared_ptr<Order>& order = nullptr);
 
 // What cudaLaunchKernelEx checks and enqueues. `grid` runs the whole grid and says what went wrong,

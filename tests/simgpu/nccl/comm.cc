@@ -134,14 +134,8 @@ ncclResult_t enqueue(const CommPtr& comm, std::vector<Call> calls) {
       streams.push_back(call.stream);
     }
   }
-  int before = 0;
-  cudaError_t error = cudaGetDevice(&before);
-  if (error == cudaSuccess) error = cudaSetDevice(comm->device);  // the null stream is its own
-  if (error == cudaSuccess) {
-    error = simgpu::enqueue(
-        streams, [comm, calls = std::move(calls)] { run(comm, calls); }, comm->order);
-    (void)cudaSetDevice(before);
-  }
+  const cudaError_t error = simgpu::enqueue(
+      comm->device, streams, [comm, calls = std::move(calls)] { run(comm, calls); }, comm->order);
   if (error == cudaSuccess) return ncclSuccess;
   return refuse(ncclUnhandledCudaError, std::string("CUDA: ") + cudaGetErrorString(error));
 }

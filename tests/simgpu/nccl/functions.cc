@@ -453,14 +453,6 @@ class Checks {
   ncclResult_t result_ = ncclSuccess;
 };
 
-ncclResult_t check_stream(cudaStream_t stream, const Comm& comm) {
-  int device = comm.device;
-  if (stream != nullptr && stream != cudaStreamLegacy && stream != cudaStreamPerThread) {
-    RETURN_IF_REFUSED(from_cuda(cudaStreamGetDevice(stream, &device)));
-  }
-  return need(device == comm.device, "the stream is of another device than the communicator");
-}
-
 // Checks a call with `check(Checks&)` and enqueues `run`. A call with a configuration counts as the
 // one without.
 template <typename Check, typename Run>
@@ -479,7 +471,8 @@ ncclResult_t collective(const char* function, ncclComm_t handle, size_t count, n
       check(checks);
       RETURN_IF_REFUSED(checks.result());
     }
-    RETURN_IF_REFUSED(check_stream(stream, *comm));
+    RETURN_IF_REFUSED(need(simgpu::device_of(stream, comm->device) == comm->device,
+                           "the stream is none, or of another device than the communicator"));
     const ncclResult_t result =
         submit(comm, Call{function, count * size_of(type), stream, std::forward<Run>(run)});
     constexpr size_t kWithEvent =

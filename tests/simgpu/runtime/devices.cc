@@ -15,6 +15,7 @@ constexpr int kWarp = 32;
 constexpr int kProcessors = 8;
 constexpr int kThreadsPerBlock = 1024;
 constexpr int kThreadsPerProcessor = 2048;
+constexpr int kBlocksPerProcessor = 32;
 constexpr int kSharedPerBlock = 48 << 10;
 constexpr int kSharedOptin = 227 << 10;
 constexpr int kSharedPerProcessor = 228 << 10;
@@ -167,8 +168,10 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
         *value = kRegisters;
         break;
       case cudaDevAttrWarpSize:
-      case cudaDevAttrMaxBlocksPerMultiprocessor:
         *value = kWarp;
+        break;
+      case cudaDevAttrMaxBlocksPerMultiprocessor:
+        *value = kBlocksPerProcessor;
         break;
       case cudaDevAttrMultiProcessorCount:
         *value = kProcessors;
@@ -297,6 +300,23 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
     rt.shared_memory_of[function] = static_cast<size_t>(value);
     return cudaSuccess;
   });
+}
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* function,
+                                                          int block_size, size_t dynamic_smem) {
+  return call("cudaOccupancyMaxActiveBlocksPerMultiprocessor", kAnyTime,
+              [&](Runtime&, Lock&) -> cudaError_t {
+                if (blocks == nullptr || block_size < 1 || block_size > kThreadsPerBlock) {
+                  return cudaErrorInvalidValue;
+                }
+                if (function == nullptr) return cudaErrorInvalidDeviceFunction;
+                const size_t shared = std::max<size_t>(dynamic_smem, 1);
+                const size_t fit = std::min<size_t>(
+                    static_cast<size_t>(kThreadsPerProcessor / block_size),
+                    std::min<size_t>(kBlocksPerProcessor, kSharedPerProcessor / shared));
+                *blocks = static_cast<int>(fit);
+                return cudaSuccess;
+              });
 }
 
 cudaError_t simgpu::launch(const cudaLaunchConfig_t* config, const void* kernel,

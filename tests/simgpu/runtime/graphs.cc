@@ -18,6 +18,12 @@ void finish(Runtime& rt, const CapturePtr& capture) {
   std::erase(rt.captures, capture);
 }
 
+cudaStreamCaptureStatus status_of(const CUstream_st& stream) {
+  if (stream.capture == nullptr) return cudaStreamCaptureStatusNone;
+  return stream.capture->invalid ? cudaStreamCaptureStatusInvalidated
+                                 : cudaStreamCaptureStatusActive;
+}
+
 // Whether all nodes lead to what the origin stream would follow.
 bool joined(const Capture& capture) {
   const auto& nodes = capture.graph->nodes;
@@ -145,9 +151,34 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* 
     const StreamPtr stream = find_stream(rt, handle);
     if (stream == nullptr) return cudaErrorInvalidResourceHandle;
     if (const cudaError_t error = check_legacy(rt, *stream); error != cudaSuccess) return error;
-    *status = stream->capture == nullptr ? cudaStreamCaptureStatusNone
-              : stream->capture->invalid ? cudaStreamCaptureStatusInvalidated
-                                         : cudaStreamCaptureStatusActive;
+    *status = status_of(*stream);
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatus* status,
+                                     unsigned long long* id, cudaGraph_t* graph,
+                                     const cudaGraphNode_t** nodes, const cudaGraphEdgeData** edges,
+                                     size_t* count) {
+  return call("cudaStreamGetCaptureInfo", kAnyTime, [&](Runtime& rt, Lock&) -> cudaError_t {
+    if (status == nullptr) return cudaErrorInvalidValue;
+    const StreamPtr stream = find_stream(rt, handle);
+    if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+    if (const cudaError_t error = check_legacy(rt, *stream); error != cudaSuccess) return error;
+    *status = status_of(*stream);
+    if (*status != cudaStreamCaptureStatusActive) return cudaSuccess;
+    if (id != nullptr) *id = stream->capture->id;
+    if (graph != nullptr) *graph = stream->capture->graph.get();
+    if (edges != nullptr) *edges = nullptr;  // no edge has data
+    if (count != nullptr) *count = stream->frontier.size();
+    if (nodes != nullptr) {
+      // CUDA's array too is good until the next call for this stream.
+      stream->frontier_nodes.clear();
+      for (const size_t node : stream->frontier) {
+        stream->frontier_nodes.push_back(stream->capture->graph->nodes[node].get());
+      }
+      *nodes = stream->frontier_nodes.data();
+    }
     return cudaSuccess;
   });
 }
@@ -229,15 +260,27 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   });
 }
 
-cudaError_t simgpu::enqueue(std::span<const cudaStream_t> handles, std::function<void()> body,
-                            const std::shared_ptr<Order>& order) {
-  return call("simgpu::enqueue", kAnyTime, [&](Runtime& rt, Lock&) -> cudaError_t {
+int simgpu::device_of(cudaStream_t stream, int device) {
+  Runtime& rt = runtime();
+  const Lock lock(rt.mutex);
+  const StreamPtr found = find_stream(rt, stream, device);
+  return found != nullptr ? found->device : cudaInvalidDeviceId;
+}
+
+cudaError_t simgpu::enqueue(int device, std::span<const cudaStream_t> handles,
+                            std::function<void()> body, const std::shared_ptr<Order>& order) {
+  return call("simgpu::enqueue", kNoContext, [&](Runtime& rt, Lock&) -> cudaError_t {
+    if (device < 0 || static_cast<size_t>(device) >= rt.devices.size()) {
+      return cudaErrorInvalidDevice;
+    }
+    const cudaError_t broken = rt.devices[static_cast<size_t>(device)].broken;
+    if (broken != cudaSuccess) return broken;
     if (handles.empty()) return cudaErrorInvalidValue;
     std::vector<StreamPtr> streams;
     for (const cudaStream_t handle : handles) {
-      streams.push_back(find_stream(rt, handle));
+      streams.push_back(find_stream(rt, handle, device));
       if (streams.back() == nullptr) return cudaErrorInvalidResourceHandle;
-      if (streams.back()->device != streams.front()->device) return cudaErrorInvalidValue;
+      if (streams.back()->device != device) return cudaErrorInvalidValue;
       const cudaError_t error = check_legacy(rt, *streams.back());
       if (error != cudaSuccess) return error;
     }

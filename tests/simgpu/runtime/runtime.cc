@@ -210,13 +210,13 @@ int current_device() { return device_here; }
 void set_current_device(int device) { device_here = device; }
 cudaStreamCaptureMode& capture_mode_of_thread() { return mode_here; }
 
-StreamPtr find_stream(Runtime& rt, cudaStream_t handle) {
+StreamPtr find_stream(Runtime& rt, cudaStream_t handle, int device) {
   if (handle == nullptr || handle == cudaStreamLegacy) {
-    return rt.devices[static_cast<size_t>(device_here)].legacy;
+    return rt.devices[static_cast<size_t>(device)].legacy;
   }
   if (handle == cudaStreamPerThread) {
-    StreamPtr& mine = thread_streams.streams[device_here];
-    if (mine == nullptr) mine = make_stream(rt, device_here, cudaStreamDefault, 0);
+    StreamPtr& mine = thread_streams.streams[device];
+    if (mine == nullptr) mine = make_stream(rt, device, cudaStreamDefault, 0);
     return mine;
   }
   const auto found = rt.streams.find(handle);

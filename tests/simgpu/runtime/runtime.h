@@ -88,7 +88,8 @@ struct CUstream_st : std::enable_shared_from_this<CUstream_st> {
   std::condition_variable wake;
 
   simgpu::CapturePtr capture;
-  std::vector<size_t> frontier;  // nodes that the next captured work follows
+  std::vector<size_t> frontier;                 // nodes that the next captured work follows
+  std::vector<CUgraphNode_st*> frontier_nodes;  // as cudaStreamGetCaptureInfo gave them
 
   bool blocking() const { return !legacy && (flags & cudaStreamNonBlocking) == 0; }
 };
@@ -171,8 +172,8 @@ cudaStreamCaptureMode& capture_mode_of_thread();
 // The error that SIMGPU_FAIL has for the call that was counted last; success where it has none.
 cudaError_t injected(const Runtime& rt, const char* function);
 
-// The stream of a handle, special ones included; null where there is none.
-StreamPtr find_stream(Runtime& rt, cudaStream_t handle);
+// The stream of a handle; special ones are those of `device`. Null where there is none.
+StreamPtr find_stream(Runtime& rt, cudaStream_t handle, int device = current_device());
 EventPtr find_event(Runtime& rt, cudaEvent_t handle);
 StreamPtr make_stream(Runtime& rt, int device, unsigned flags, int priority);
 // No more comes; the thread ends when the queue is empty.

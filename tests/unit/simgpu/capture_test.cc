@@ -48,6 +48,16 @@ TEST_F(Captures, ForkAndJoinRunAtEachLaunch) {
   cudaStreamCaptureStatus status;
   OK(cudaStreamIsCapturing(side_, &status));
   EXPECT_EQ(status, cudaStreamCaptureStatusActive);
+  unsigned long long id = 0, side_id = 0;
+  const cudaGraphNode_t* before = nullptr;
+  size_t follows = 0;
+  OK(cudaStreamGetCaptureInfo(main_, &status, &id));
+  OK(cudaStreamGetCaptureInfo(side_, &status, &side_id, nullptr, &before, nullptr, &follows));
+  EXPECT_EQ(id, side_id);
+  ASSERT_EQ(follows, 1u);
+  cudaGraphNodeType type;
+  OK(cudaGraphNodeGetType(before[0], &type));
+  EXPECT_EQ(type, cudaGraphNodeTypeMemset);
   OK(cudaMemcpyAsync(data_ + 1, data_, 4, cudaMemcpyDeviceToDevice, side_));
   OK(cudaLaunchHostFunc(
       side_, [](void* out) { ++*static_cast<int*>(out); }, &runs));

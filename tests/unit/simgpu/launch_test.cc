@@ -55,8 +55,7 @@ TEST(Launches, ImpossibleOnesAreRefused) {
   EXPECT_EQ(launched(1, {32, 33}), cudaErrorInvalidConfiguration);
   EXPECT_EQ(launched({1, 65536}, 1), cudaErrorInvalidConfiguration);
   EXPECT_EQ(launched(1, 1, (48 << 10) + 1), cudaErrorInvalidValue);
-  OK(cudaFuncSetAttribute(reinterpret_cast<const void*>(add),
-                          cudaFuncAttributeMaxDynamicSharedMemorySize, 100 << 10));
+  OK(cudaFuncSetAttribute(add, cudaFuncAttributeMaxDynamicSharedMemorySize, 100 << 10));
   OK(launched(1, 1, 100 << 10));
   OK(cudaSetDevice(1));
   cudaStream_t elsewhere = nullptr;
@@ -66,6 +65,16 @@ TEST(Launches, ImpossibleOnesAreRefused) {
   OK(cudaDeviceSynchronize());
   OK(cudaStreamDestroy(elsewhere));
   (void)cudaGetLastError();
+}
+
+TEST(Launches, BlocksThatAProcessorHolds) {
+  int blocks = 0;
+  OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, add, 256, 0));
+  EXPECT_EQ(blocks, 8);
+  OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, add, 32, 0));
+  EXPECT_EQ(blocks, 32);
+  OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, add, 256, 100 << 10));
+  EXPECT_EQ(blocks, 2);
 }
 
 // The last one: it leaves device 1 broken.

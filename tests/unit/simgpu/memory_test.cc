@@ -33,7 +33,7 @@ TEST(Memory, APageableSourceIsReadAtTheCall) {
   OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   int* data = device_ints(1);
   int* pinned = nullptr;
-  OK(cudaMallocHost(reinterpret_cast<void**>(&pinned), 8));
+  OK(cudaMallocHost(&pinned, 8));
   int pageable = 1;
   pinned[0] = 1;
   int* pinned_copy = device_ints(1);
@@ -98,7 +98,7 @@ TEST(Memory, ADeviceHasSoMuchOfIt) {
 TEST(Memory, AttributesTellWhoseAPointerIs) {
   OK(cudaSetDevice(1));
   char* data = nullptr;
-  OK(cudaMalloc(reinterpret_cast<void**>(&data), 100));
+  OK(cudaMalloc(&data, 100));
   OK(cudaSetDevice(0));
   cudaPointerAttributes attributes;
   OK(cudaPointerGetAttributes(&attributes, data + 99));

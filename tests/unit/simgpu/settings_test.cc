@@ -104,9 +104,9 @@ TEST(Failures, OfAKernelBreakTheDeviceForGood) {
     int ran = 0;
     const cudaStream_t stream = nullptr;
     const auto count = [&] { ++ran; };
-    DEMAND(enqueue(std::span(&stream, 1), count) == cudaSuccess);
+    DEMAND(enqueue(0, std::span(&stream, 1), count) == cudaSuccess);
     DEMAND(cudaDeviceSynchronize() == cudaSuccess);
-    DEMAND(enqueue(std::span(&stream, 1), count) == cudaSuccess);
+    DEMAND(enqueue(0, std::span(&stream, 1), count) == cudaSuccess);
     DEMAND(cudaDeviceSynchronize() == cudaErrorIllegalAddress);
     DEMAND(ran == 1);
     DEMAND(cudaGetLastError() == cudaErrorIllegalAddress);
@@ -158,7 +158,7 @@ std::string touched_by_host_code() {
 template <typename Work>
 std::string in_a_stream(int* data, Work&& work) {
   const cudaStream_t stream = nullptr;
-  (void)enqueue(std::span(&stream, 1), [=] { work(data); });
+  (void)enqueue(0, std::span(&stream, 1), [=] { work(data); });
   const cudaError_t error = cudaDeviceSynchronize();
   return error == cudaSuccess ? "nothing was noticed" : cudaGetErrorName(error);
 }
@@ -170,7 +170,7 @@ TEST(Faults, HostCodeOnDeviceMemory) {
     DEMAND(simgpu_host_access_guard() != 0);
     int* data = device_ints(100, 1);
     int* pinned = nullptr;
-    DEMAND(cudaMallocHost(reinterpret_cast<void**>(&pinned), 400) == cudaSuccess);
+    DEMAND(cudaMallocHost(&pinned, 400) == cudaSuccess);
     DEMAND(cudaMemcpyAsync(pinned, data, 400, cudaMemcpyDefault, nullptr) == cudaSuccess);
     DEMAND(in_a_stream(data, [](int* ints) { ints[0] = 5; }) == "nothing was noticed");
     DEMAND(pinned[99] == 0x01010101);

@@ -25,7 +25,7 @@ class Streams : public testing::Test {
 TEST_F(Streams, WorkIsEnqueuedAndRunsInOrder) {
   int* data = device_ints(100);
   int* host = nullptr;
-  OK(cudaMallocHost(reinterpret_cast<void**>(&host), 400));
+  OK(cudaMallocHost(&host, 400));
   {
     Gate gate(apart_);
     OK(cudaMemsetAsync(data, 1, 400, apart_));
@@ -192,7 +192,7 @@ TEST_F(Streams, DriverValuesHoldAStreamBack) {
 TEST_F(Streams, CountersTellWhetherTheHostWaited) {
   int* data = device_ints(16);
   int* pinned = nullptr;
-  OK(cudaMallocHost(reinterpret_cast<void**>(&pinned), 64));
+  OK(cudaMallocHost(&pinned, 64));
   OK(cudaDeviceSynchronize());
   const simgpu_counters before = counters();
   OK(cudaMemcpyAsync(pinned, data, 64, cudaMemcpyDeviceToHost, apart_));
