@@ -208,6 +208,15 @@ RANKED_CASE(SIM_registered_buffers_reach_the_real_nccl, 2) {
   NCCL(ncclCommDestroy(comm));
 }
 
+// A program that links no NCCL: the library looks for the real one by its name.
+LAUNCHED_CASE(SIM_the_real_nccl_is_found_by_name) {
+  Run caller;
+  caller.command = {BARE_CALLER};
+  caller.environment = {{"LD_LIBRARY_PATH", SIMNCCL_FOLDER}};
+  const Outcome found = run(caller);
+  CHECK_SAYING(found.status == 0 && found.out == "0 23203 \n", found.out + found.err);
+}
+
 RANKED_CASE(SIM_memory_and_windows, 2) {
   const ncclComm_t comm = self.init();
   void* memory = nullptr;

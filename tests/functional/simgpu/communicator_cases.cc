@@ -123,6 +123,14 @@ RANKED_CASE(SIM_split_shrink_and_grow, 4) {
   NCCL(ncclCommDestroy(world));
 }
 
+RANKED_CASE(SIM_init_over_several_ids, 2) {
+  ncclUniqueId ids[] = {self.next_id(), self.next_id()};
+  ncclComm_t comm = nullptr;
+  NCCL(ncclCommInitRankScalable(&comm, self.ranks, self.rank, 2, ids, nullptr));
+  sum_is(comm, 1, 2);
+  NCCL(ncclCommDestroy(comm));
+}
+
 // SIMGPU_NCCL_IN_PROGRESS_MS and SIMGPU_NCCL_LAUNCH_MS are set for this one.
 RANKED_CASE(SIM_non_blocking, 2) {
   ncclConfig_t config = non_blocking();

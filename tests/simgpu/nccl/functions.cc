@@ -1,8 +1,7 @@
 // NCCL's functions over simulated devices: what each checks, counts, and puts on streams.
 #include "tests/simgpu/nccl/comm.h"
 
-#include <cstring>
-#include <thread>
+#include <span>
 
 #include "interposer/host_mode.h"
 #include "interposer/mode.h"
@@ -109,7 +108,7 @@ int here() {
   return device;
 }
 
-ncclResult_t init(ncclComm_t* comm, int nranks, const ncclUniqueId& id, int rank,
+ncclResult_t init(ncclComm_t* comm, int nranks, std::span<const ncclUniqueId> ids, int rank,
                   const ncclConfig_t* given) {
   RETURN_IF_REFUSED(need(comm != nullptr, "comm is null"));
   *comm = nullptr;
@@ -117,24 +116,26 @@ ncclResult_t init(ncclComm_t* comm, int nranks, const ncclUniqueId& id, int rank
   ncclConfig_t config;
   RETURN_IF_REFUSED(read_config(given, &config));
   const CommPtr made = begin_comm(here(), config.blocking != 0, comm);
-  return make(comm, made,
-              [=, own = marked(id)](const Functions& functions, ncclComm_t* out) mutable {
-                return functions.CommInitRankConfig(out, nranks, own, rank, &config);
-              });
+  std::vector<ncclUniqueId> own;
+  for (const ncclUniqueId& id : ids) own.push_back(marked(id));
+  return make(comm, made, [=](const Functions& functions, ncclComm_t* out) mutable {
+    return functions.CommInitRankScalable(out, nranks, rank, static_cast<int>(own.size()),
+                                          own.data(), &config);
+  });
 }
 
 ncclResult_t CommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank) {
-  return in_group(init(comm, nranks, id, rank, nullptr));
+  return in_group(init(comm, nranks, {&id, 1}, rank, nullptr));
 }
 ncclResult_t CommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank,
                                 ncclConfig_t* config) {
-  return in_group(init(comm, nranks, id, rank, config));
+  return in_group(init(comm, nranks, {&id, 1}, rank, config));
 }
 ncclResult_t CommInitRankScalable(ncclComm_t* comm, int nranks, int rank, int ids_count,
                                   ncclUniqueId* ids, ncclConfig_t* config) {
   RETURN_IF_REFUSED(
       need(ids != nullptr && ids_count >= 1 && ids_count <= nranks, "commId or nId is invalid"));
-  return in_group(init(comm, nranks, ids[0], rank, config));
+  return in_group(init(comm, nranks, {ids, static_cast<size_t>(ids_count)}, rank, config));
 }
 
 ncclResult_t CommInitAll(ncclComm_t* comms, int ndev, const int* devlist) {
@@ -151,7 +152,7 @@ ncclResult_t CommInitAll(ncclComm_t* comms, int ndev, const int* devlist) {
   group_start();
   for (int i = 0; i < ndev; ++i) {
     (void)cudaSetDevice(devlist != nullptr ? devlist[i] : i);
-    (void)in_group(init(&comms[i], ndev, id, i, nullptr));
+    (void)in_group(init(&comms[i], ndev, {&id, 1}, i, nullptr));
   }
   (void)cudaSetDevice(before);
   const ncclResult_t result = group_end(false);

@@ -63,6 +63,9 @@ SAME_FIELD(cudaLaunchAttribute, val.cooperative);
 SAME_FIELD(cudaLaunchAttribute, val.clusterDim.z);
 SAME_FIELD(cudaLaunchAttribute, val.programmaticStreamSerializationAllowed);
 SAME_FIELD(cudaLaunchAttribute, val.priority);
+static_assert(sizeof(::cudaGraphEdgeData) == sizeof(sim::cudaGraphEdgeData));
+SAME_FIELD(cudaGraphEdgeData, to_port);
+SAME_FIELD(cudaGraphEdgeData, type);
 
 // The simulator has some of the fields, at places of its own.
 #define SAME_TYPE(field)                                                                       \
