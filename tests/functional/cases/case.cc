@@ -65,7 +65,7 @@ Child start(const Run& run) {
     const size_t equals = text.find('=');
     if (equals != std::string::npos) environment[text.substr(0, equals)] = text.substr(equals + 1);
   }
-  if (run.preload) {
+  if (run.preload && value_of("FIELD_CASES_PRELOAD") != "no") {
     const std::string first = value_of("FIELD_CASES_PRELOAD_FIRST");  // a sanitizer's runtime
     environment["LD_PRELOAD"] = first.empty() ? preload_path() : first + ":" + preload_path();
     environment.try_emplace("SCAPE_MODE", "host");
