@@ -51,6 +51,18 @@ struct Indices {
 // Of the device thread that runs on this thread of the system.
 extern constinit thread_local const Indices* current_indices;
 
+// threadIdx and its like: each member reads what is there for the thread that runs.
+template <Dim Indices::*kWhich>
+struct BuiltIn {
+  template <unsigned Dim::*kAxis>
+  struct Axis {
+    operator unsigned() const { return current_indices->*kWhich.*kAxis; }
+  };
+  Axis<&Dim::x> x;
+  Axis<&Dim::y> y;
+  Axis<&Dim::z> z;
+};
+
 struct Site {
   const char* file;
   unsigned line;
@@ -98,10 +110,10 @@ T shuffle(unsigned mask, T value, unsigned source, Site site) {
 
 extern thread_local unsigned char dynamic_shared[];
 
-#define threadIdx (::simgpu::current_indices->thread)
-#define blockIdx (::simgpu::current_indices->block)
-#define blockDim (::simgpu::current_indices->block_dim)
-#define gridDim (::simgpu::current_indices->grid_dim)
+inline constexpr simgpu::BuiltIn<&simgpu::Indices::thread> threadIdx;
+inline constexpr simgpu::BuiltIn<&simgpu::Indices::block> blockIdx;
+inline constexpr simgpu::BuiltIn<&simgpu::Indices::block_dim> blockDim;
+inline constexpr simgpu::BuiltIn<&simgpu::Indices::grid_dim> gridDim;
 inline constexpr int warpSize = 32;
 
 // ---- barriers, votes, shuffles ----
@@ -199,6 +211,10 @@ inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits);
 
 template <typename T>
 T __ldg(const T* from) {
+  return *from;
+}
+template <typename T>
+T __ldcg(const T* from) {
   return *from;
 }
 template <typename T>
