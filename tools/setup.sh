@@ -3,7 +3,7 @@
 #   tools/setup.sh build    Debian packages only
 #   tools/setup.sh demo     and a Python with PyTorch
 #   tools/setup.sh demo-net and what test hosts are made with
-#   tools/setup.sh test     and the NCCL wheels that the declarations are checked against
+#   tools/setup.sh test     and the NCCL wheels that the declarations are checked against, and nvcc
 #   tools/setup.sh fuzz     Debian packages only: clang with libFuzzer and its sanitizers
 # What is there already is left alone; nothing needs root where the packages are there.
 set -euo pipefail
@@ -12,6 +12,8 @@ cd "$(dirname "$0")/.."
 what=${1:-build}
 torch_version=2.13.0
 nccl_versions="2.32.3 2.28.9"
+nvcc_version=13.0.88
+cudart_version=13.0.96
 
 say() { printf 'setup: %s\n' "$*"; }
 
@@ -20,8 +22,8 @@ case $what in
   build) ;;
   demo) packages="$packages python3 python3-venv python3-dev" ;;
   demo-net) packages="$packages python3 python3-venv python3-dev iproute2" ;;
-  test) packages="$packages python3 python3-venv python3-dev git binutils procps iproute2 qemu-user openmpi-bin libopenmpi-dev" ;;
-  fuzz) packages="$packages python3 clang libclang-rt-14-dev llvm" ;;
+  test) packages="$packages python3 python3-venv python3-dev git binutils procps iproute2 libboost-context-dev qemu-user openmpi-bin libopenmpi-dev" ;;
+  fuzz) packages="$packages python3 libboost-context-dev clang libclang-rt-14-dev llvm" ;;
   *) echo "usage: tools/setup.sh build|demo|demo-net|test|fuzz" >&2; exit 2 ;;
 esac
 
@@ -69,6 +71,14 @@ if [ -n "$wanted" ]; then
   $venv/bin/pip install --quiet --disable-pip-version-check $wanted
 fi
 [ "$what" = test ] || exit 0
+
+# The CUDA kernels have to compile; the wheels are what a machine without a toolkit gets.
+if [ -z "${CUDACXX:-}" ] && ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ] &&
+  ! ls $venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc >/dev/null 2>&1; then
+  say "pip install nvcc $nvcc_version"
+  $venv/bin/pip install --quiet --disable-pip-version-check "nvidia-cuda-nvcc==$nvcc_version" \
+    "nvidia-nvvm==$nvcc_version" "nvidia-cuda-crt==$nvcc_version" "nvidia-cuda-runtime==$cudart_version"
+fi
 
 for version in $nccl_versions; do
   folder=build/nccl/$version

@@ -1,8 +1,9 @@
 // The equations of docs/algorithm.md for one element, and the walk over a mask's set bits.
 //
-// The scalar backend is loops over these; the SIMD backends use them for ends that fill no vector.
-// The order of operations written here is the specification: each line is one IEEE operation at a
-// time, and the project is compiled without contraction to fused multiply-add.
+// The scalar backend is loops over these; the SIMD backends use them for ends that fill no vector,
+// the CUDA kernels for every element. The order of operations written here is the specification:
+// each line is one IEEE operation at a time, and the project is compiled without contraction to
+// fused multiply-add.
 #pragma once
 
 #include <algorithm>
@@ -14,24 +15,34 @@
 
 #include "kernels/kernels.h"
 
+#if defined(__CUDACC__)
+#define SCAPE_HOST_DEVICE __host__ __device__
+#else
+#define SCAPE_HOST_DEVICE
+#endif
+
 namespace scape::kernels {
 
 // ---- conversion ----
 
-inline uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
-inline float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
+SCAPE_HOST_DEVICE inline uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
+SCAPE_HOST_DEVICE inline float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
 
-inline bool is_finite(float value) { return (bits_of(value) & 0x7f800000u) != 0x7f800000u; }
+SCAPE_HOST_DEVICE inline bool is_finite(float value) {
+  return (bits_of(value) & 0x7f800000u) != 0x7f800000u;
+}
 
-inline float from_bfloat16(uint16_t bits) { return float_of(uint32_t{bits} << 16); }
+SCAPE_HOST_DEVICE inline float from_bfloat16(uint16_t bits) {
+  return float_of(uint32_t{bits} << 16);
+}
 
-inline uint16_t to_bfloat16(float value) {
+SCAPE_HOST_DEVICE inline uint16_t to_bfloat16(float value) {
   const uint32_t bits = bits_of(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);  // NaN
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-inline float from_float16(uint16_t half) {
+SCAPE_HOST_DEVICE inline float from_float16(uint16_t half) {
   const uint32_t sign = uint32_t{half & 0x8000u} << 16;
   const uint32_t rest = uint32_t{half & 0x7fffu} << 13;
   if (rest >= 0x0f800000u) {  // infinity or NaN, which becomes quiet as hardware makes it
@@ -44,7 +55,7 @@ inline float from_float16(uint16_t half) {
   return float_of(sign | (rest + 0x38000000u));
 }
 
-inline uint16_t to_float16(float value) {
+SCAPE_HOST_DEVICE inline uint16_t to_float16(float value) {
   const uint32_t bits = bits_of(value);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
@@ -60,7 +71,7 @@ inline uint16_t to_float16(float value) {
   return static_cast<uint16_t>(sign | half);
 }
 
-inline float load(Type type, const void* values, size_t j) {
+SCAPE_HOST_DEVICE inline float load(Type type, const void* values, size_t j) {
   switch (type) {
     case Type::kBfloat16:
       return from_bfloat16(static_cast<const uint16_t*>(values)[j]);
@@ -71,7 +82,7 @@ inline float load(Type type, const void* values, size_t j) {
   }
 }
 
-inline void store(Type type, void* values, size_t j, float value) {
+SCAPE_HOST_DEVICE inline void store(Type type, void* values, size_t j, float value) {
   switch (type) {
     case Type::kBfloat16:
       static_cast<uint16_t*>(values)[j] = to_bfloat16(value);
@@ -100,29 +111,33 @@ size_t for_each_masked(const uint64_t* mask, size_t n, Visit&& visit) {
   return count;
 }
 
-inline bool is_masked(const uint64_t* mask, size_t j) { return (mask[j / 64] >> (j % 64)) & 1; }
+SCAPE_HOST_DEVICE inline bool is_masked(const uint64_t* mask, size_t j) {
+  return (mask[j / 64] >> (j % 64)) & 1;
+}
 
 // ---- ages and tables ----
 
 // Steps from `last` to `now`, in 16-bit arithmetic.
-inline uint16_t age_of(uint16_t last, uint16_t now) { return static_cast<uint16_t>(now - last); }
+SCAPE_HOST_DEVICE inline uint16_t age_of(uint16_t last, uint16_t now) {
+  return static_cast<uint16_t>(now - last);
+}
 
 // The age that the equations use: the plain rule counts every age as 1.
-inline uint16_t counted_age(uint16_t age, const StepParams& params) {
+SCAPE_HOST_DEVICE inline uint16_t counted_age(uint16_t age, const StepParams& params) {
   return params.plain ? uint16_t{1} : age;
 }
 
-inline float power_at(const PowerTable& powers, uint32_t age) {
+SCAPE_HOST_DEVICE inline float power_at(const PowerTable& powers, uint32_t age) {
   return powers.pow[std::min(age, powers.size - 1)];
 }
 
-inline float decay_at(const StepParams& params, uint32_t age) {
+SCAPE_HOST_DEVICE inline float decay_at(const StepParams& params, uint32_t age) {
   return params.decay == nullptr ? 1.0f : params.decay[std::min(age, params.decay_size - 1)];
 }
 
 // ---- steps 2 to 6 ----
 
-inline float gradient_of_moment(float x, float m, float beta1) {
+SCAPE_HOST_DEVICE inline float gradient_of_moment(float x, float m, float beta1) {
   return (x - beta1 * m) / (1.0f - beta1);
 }
 
@@ -132,14 +147,16 @@ struct MomentResult {
   float prior_moment;  // m' = beta1^(age-1) * m + (1 - beta1^(age-1)) * g^
 };
 
-inline MomentResult moment_element(float u, float m, uint16_t age, const PowerTable& powers) {
+SCAPE_HOST_DEVICE inline MomentResult moment_element(float u, float m, uint16_t age,
+                                                     const PowerTable& powers) {
   const float power = power_at(powers, age);
   const float prior = power_at(powers, age - 1u);
   const float gradient = u / static_cast<float>(age);
   return {gradient, power * m + (1.0f - power) * gradient, prior * m + (1.0f - prior) * gradient};
 }
 
-inline void adams_element(float u, uint16_t age, const StepParams& params, float* m, float* param) {
+SCAPE_HOST_DEVICE inline void adams_element(float u, uint16_t age, const StepParams& params,
+                                            float* m, float* param) {
   const MomentResult r = moment_element(u, *m, age, params.powers);
   const float v = params.beta2 * (r.prior_moment * r.prior_moment) +
                   (1.0f - params.beta2) * (r.gradient * r.gradient);
@@ -151,18 +168,18 @@ inline void adams_element(float u, uint16_t age, const StepParams& params, float
 
 // The factor of the hooked role's output for an element that leaves the mask: it makes the
 // optimizer's moment zero.
-inline float leaving_factor(float beta1) { return -(beta1 / (1.0f - beta1)); }
+SCAPE_HOST_DEVICE inline float leaving_factor(float beta1) { return -(beta1 / (1.0f - beta1)); }
 
 // A step that is one step long stays the optimizer's to the bit.
-inline float post_step_element(float before, uint16_t age, float decay, float age_cap,
-                               float after) {
+SCAPE_HOST_DEVICE inline float post_step_element(float before, uint16_t age, float decay,
+                                                 float age_cap, float after) {
   const float decayed = before * decay;
   const float steps = std::min(static_cast<float>(age), age_cap);
   return steps == 1.0f ? after : decayed + steps * (after - decayed);
 }
 
-inline void encode_bf16_element(float u, uint16_t age, const PowerTable& powers, uint16_t* encoded,
-                                float* error) {
+SCAPE_HOST_DEVICE inline void encode_bf16_element(float u, uint16_t age, const PowerTable& powers,
+                                                  uint16_t* encoded, float* error) {
   const float weight = 1.0f - power_at(powers, age);
   const float steps = static_cast<float>(age);
   const float value = weight * u / steps;
@@ -170,14 +187,15 @@ inline void encode_bf16_element(float u, uint16_t age, const PowerTable& powers,
   *error = (value - from_bfloat16(*encoded)) * steps / weight;
 }
 
-inline float decode_bf16_element(uint16_t encoded, uint16_t age, const PowerTable& powers) {
+SCAPE_HOST_DEVICE inline float decode_bf16_element(uint16_t encoded, uint16_t age,
+                                                   const PowerTable& powers) {
   const float weight = 1.0f - power_at(powers, age);
   return from_bfloat16(encoded) * static_cast<float>(age) / weight;
 }
 
 // The score of a finite residual; 0 where the result is not finite.
-inline float score_element(float m, float residual, uint16_t age, const PowerTable& powers,
-                           float scale) {
+SCAPE_HOST_DEVICE inline float score_element(float m, float residual, uint16_t age,
+                                             const PowerTable& powers, float scale) {
   const float power = power_at(powers, age);
   const float score =
       std::fabs(static_cast<float>(age) * power * m + (1.0f - power) * (scale * residual));
@@ -185,13 +203,13 @@ inline float score_element(float m, float residual, uint16_t age, const PowerTab
 }
 
 // `last` of an element older than 2^15 steps, at that age.
-inline uint16_t restamped(uint16_t last, uint16_t t) {
+SCAPE_HOST_DEVICE inline uint16_t restamped(uint16_t last, uint16_t t) {
   return age_of(last, t) > 0x8000u ? static_cast<uint16_t>(t - 0x8000u) : last;
 }
 
 // ---- selection ----
 
 // Scores order as their bits do, the sign left out (so that -0 equals +0).
-inline uint32_t score_key(float score) { return bits_of(score) & 0x7fffffffu; }
+SCAPE_HOST_DEVICE inline uint32_t score_key(float score) { return bits_of(score) & 0x7fffffffu; }
 
 }  // namespace scape::kernels
