@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/status.h"
-#include "interposer/nccl_api.h"
+#include "nccl/api.h"
 #include "scape/scape.h"
 
 namespace scape::interposer {

@@ -11,7 +11,7 @@
 
 namespace scape::interposer {
 
-using namespace nccl;  // the rows of nccl_functions.h name NCCL's types
+using namespace nccl;  // the rows of nccl/function_list.h name NCCL's types
 
 namespace {
 

@@ -14,7 +14,7 @@ extern "C" {
 #define SCAPE_NCCL_FUNCTION(type, name, params, args)                                           \
   SCAPE_API type nccl##name params { return functions(__builtin_return_address(0)).name args; } \
   SCAPE_API type pnccl##name params { return functions(__builtin_return_address(0)).name args; }
-#include "interposer/nccl_functions.h"
+#include "nccl/function_list.h"
 
 SCAPE_API ncclResult_t ncclGetVersion(int* version) {
   return interposer::get_version(version, __builtin_return_address(0));

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "interposer/nccl_api.h"
+#include "nccl/api.h"
 #include "plugin/communicator.h"
 #include "plugin/masked/masked_buffer.h"
 

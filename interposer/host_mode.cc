@@ -13,7 +13,7 @@
 
 namespace scape::interposer {
 
-using namespace nccl;  // the rows of nccl_functions.h name NCCL's types
+using namespace nccl;  // the rows of nccl/function_list.h name NCCL's types
 
 namespace {
 
@@ -795,7 +795,7 @@ const Functions& host_functions() {
   functions->name = [] params -> type {                                           \
     return to_nccl(guarded("nccl" #name, [&]() -> Status { return name args; })); \
   };
-#include "interposer/nccl_functions.h"
+#include "nccl/function_list.h"
     return functions;
   }();
   return *table;

@@ -15,7 +15,7 @@
 
 namespace scape::interposer {
 
-using namespace nccl;  // the rows of nccl_functions.h name NCCL's types
+using namespace nccl;  // the rows of nccl/function_list.h name NCCL's types
 
 constinit std::atomic<const Functions*> functions_in_force{nullptr};
 
@@ -121,7 +121,7 @@ Type refusal(const char* name) {
 constexpr Functions kRefusing = {
 #define SCAPE_NCCL_FUNCTION(type, name, params, args) \
   .name = [] params -> type { return refusal<type>("nccl" #name); },
-#include "interposer/nccl_functions.h"
+#include "nccl/function_list.h"
 };
 #pragma GCC diagnostic pop
 

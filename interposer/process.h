@@ -11,7 +11,7 @@
 
 #include "base/float_environment.h"
 #include "base/status.h"
-#include "interposer/nccl_api.h"
+#include "nccl/api.h"
 
 namespace scape::interposer {
 

@@ -7,7 +7,7 @@
 
 namespace scape::interposer {
 
-using namespace nccl;  // the rows of nccl_functions.h name NCCL's types
+using namespace nccl;  // the rows of nccl/function_list.h name NCCL's types
 
 namespace {
 
@@ -85,7 +85,7 @@ void load_functions(const RealNccl& real, Functions* table) {
   if (void* found = symbol(real.handle, "nccl" #name); found != nullptr) { \
     table->name = reinterpret_cast<decltype(table->name)>(found);          \
   }
-#include "interposer/nccl_functions.h"
+#include "nccl/function_list.h"
 }
 
 int version_of(const RealNccl& real) {

@@ -1,20 +1,10 @@
-// Finding the real NCCL, and the table of its functions.
+// Finding the real NCCL, and filling the table of its functions.
 #pragma once
 
 #include <string>
 
 #include "base/status.h"
-#include "interposer/nccl_api.h"
-
-namespace scape::nccl {
-
-// One pointer per function of the API.
-struct Functions {
-#define SCAPE_NCCL_FUNCTION(type, name, params, args) type(*name) params;
-#include "interposer/nccl_functions.h"
-};
-
-}  // namespace scape::nccl
+#include "nccl/functions.h"
 
 namespace scape::interposer {
 

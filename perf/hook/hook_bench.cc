@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "interposer/nccl_api.h"
+#include "nccl/api.h"
 #define SCAPE_LINKED  // for the types alone: the functions are looked up in the library under test
 #include "scape/scape.h"
 

@@ -2,7 +2,7 @@
 // table.
 #pragma once
 
-#include "interposer/nccl_api.h"
+#include "nccl/api.h"
 
 namespace scape::nccl {
 
@@ -11,7 +11,7 @@ extern "C" {
 #define SCAPE_NCCL_FUNCTION(type, name, params, args) \
   type nccl##name params;                             \
   type pnccl##name params;
-#include "interposer/nccl_functions.h"
+#include "nccl/function_list.h"
 }
 
 }  // namespace scape::nccl

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <string>
 
-#include "interposer/nccl_api.h"
+#include "nccl/api.h"
 
 #define STUB_EXPORT __attribute__((visibility("default")))
 
@@ -15,14 +15,14 @@ namespace {
 
 enum Function {
 #define SCAPE_NCCL_FUNCTION(type, name, params, args) k##name,
-#include "interposer/nccl_functions.h"
+#include "nccl/function_list.h"
   kFunctions
 };
 constinit std::atomic<uint64_t> calls[kFunctions];
 
 constexpr const char* kNames[] = {
 #define SCAPE_NCCL_FUNCTION(type, name, params, args) "nccl" #name,
-#include "interposer/nccl_functions.h"
+#include "nccl/function_list.h"
 };
 
 size_t size_of(ncclDataType_t type) {
@@ -109,7 +109,7 @@ extern "C" {
     calls[k##name].fetch_add(1, std::memory_order_relaxed); \
     return static_cast<type>(Answer<k##name>::call args);   \
   }
-#include "interposer/nccl_functions.h"
+#include "nccl/function_list.h"
 
 STUB_EXPORT uint64_t stub_nccl_calls(const char* function) {
   for (int i = 0; i < kFunctions; ++i) {

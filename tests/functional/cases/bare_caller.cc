@@ -4,7 +4,7 @@
 
 #include <cstdio>
 
-#include "interposer/nccl_api.h"
+#include "nccl/api.h"
 
 using namespace scape::nccl;
 

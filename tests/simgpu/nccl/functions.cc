@@ -701,12 +701,12 @@ Functions make_functions() {
   Functions made = {
 #define SCAPE_NCCL_FUNCTION(type, name, params, args) \
   .name = [] params -> type { return refusal<type>("nccl" #name); },
-#include "interposer/nccl_functions.h"
+#include "nccl/function_list.h"
   };
 #define SCAPE_NCCL_COMMON(type, name, params, args) made.name = name;
 #define SCAPE_NCCL_HOST(type, name, params, args) made.name = name;
 #define SCAPE_NCCL_DEVICE(type, name, params, args)
-#include "interposer/nccl_functions.h"
+#include "nccl/function_list.h"
   made.CommWindowRegister = CommWindowRegister;
   made.CommWindowDeregister = CommWindowDeregister;
   made.WinGetUserPtr = WinGetUserPtr;
@@ -759,7 +759,7 @@ extern "C" {
   SIMNCCL_EXPORT type pnccl##name params {                                                       \
     return simnccl::entered<type>("nccl" #name, [&] { return simnccl::functions().name args; }); \
   }
-#include "interposer/nccl_functions.h"
+#include "nccl/function_list.h"
 
 SIMNCCL_EXPORT uint64_t simnccl_calls(const char* function) {
   const std::lock_guard lock(simnccl::counting);

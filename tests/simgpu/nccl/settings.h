@@ -4,7 +4,7 @@
 #include <chrono>
 #include <string>
 
-#include "interposer/nccl_api.h"
+#include "nccl/api.h"
 #include "tests/simgpu/runtime/environment.h"
 
 namespace simnccl {

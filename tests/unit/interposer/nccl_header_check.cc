@@ -1,4 +1,4 @@
-// Holds the declarations of interposer/nccl_api.h and nccl_functions.h against a real nccl.h. There
+// Holds the declarations of nccl/api.h and nccl/function_list.h against a real nccl.h. There
 // is nothing to run: that it compiles is the test (nccl_header_check.sh).
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <type_traits>
 
-#include "interposer/nccl_api.h"
+#include "nccl/api.h"
 
 namespace around {
 
@@ -17,7 +17,7 @@ namespace around {
 struct NotDeclared {};
 #define SCAPE_NCCL_FUNCTION(type, name, params, args) \
   inline constexpr NotDeclared nccl##name, pnccl##name;
-#include "interposer/nccl_functions.h"
+#include "nccl/function_list.h"
 
 namespace real {
 
@@ -55,7 +55,7 @@ constexpr bool same(const NotDeclared*, S (*)(B...)) {
 
 namespace scape::nccl {
 #define SCAPE_NCCL_FUNCTION(type, name, params, args) using name##_t = type(*) params;
-#include "interposer/nccl_functions.h"
+#include "nccl/function_list.h"
 }  // namespace scape::nccl
 
 namespace around::real {
@@ -65,7 +65,7 @@ namespace around::real {
                 "nccl" #name);                                                               \
   static_assert(same(static_cast<decltype(&pnccl##name)>(nullptr), scape::nccl::name##_t{}), \
                 "pnccl" #name);
-#include "interposer/nccl_functions.h"
+#include "nccl/function_list.h"
 
 // That the comparison sees anything at all.
 static_assert(!std::is_same_v<decltype(&ncclAllReduce), const NotDeclared*>);

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "interposer/nccl_api.h"
+#include "nccl/api.h"
 #include "tests/support/stub_nccl.h"
 #define SCAPE_LINKED  // for the types alone: the functions are looked up in the library under test
 #include "scape/scape.h"
@@ -48,7 +48,7 @@ TEST(PassThrough, EveryFunctionArrivesOnceUnderBothNames){
     call_with_zeros<type>(find<type params>("pnccl" #name));     \
     EXPECT_EQ(calls("nccl" #name), before + 2) << "pnccl" #name; \
   }
-#include "interposer/nccl_functions.h"
+#include "nccl/function_list.h"
 }
 
 TEST(PassThrough, VersionAndIdAreTheRealOnes) {

@@ -1,7 +1,7 @@
 // The NCCL API from 2.18 to 2.32 in own declarations, so that building needs neither NCCL nor CUDA.
 //
 // Names are NCCL's, in namespace scape::nccl, so that a test can hold them against the real nccl.h
-// in one translation unit (tests/unit/interposer/nccl_header_test.cc). Structures that NCCL
+// in one translation unit (tests/unit/interposer/nccl_header_check.cc). Structures that NCCL
 // versions by their leading size are declared in their newest form; nothing beyond a caller's size
 // is ever read. Enumerations have the type that C compilers give them spelt out: callers may pass
 // any value of it, which would otherwise be undefined before it could be refused.
