@@ -88,8 +88,8 @@ Status buffer_for(Registration& registration, HostComm& comm, size_t offset, siz
     config.name = name;
     config.offset = 0;
   }
-  buffer->masked =
-      plugin::make_masked_buffer(comm.shared(), buffer->refresher, std::move(config), count);
+  buffer->masked = plugin::make_masked_buffer(plugin::make_host_engine(), comm.shared(),
+                                              buffer->refresher, std::move(config), count);
   registration.buffers.push_back(buffer);
   *out = std::move(buffer);
   return {};

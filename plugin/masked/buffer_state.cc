@@ -5,6 +5,7 @@
 #include <cinttypes>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "base/crc.h"
 
@@ -59,21 +60,24 @@ void put(std::byte** at, const void* data, size_t bytes) {
   *at += bytes;
 }
 
-template <typename T, typename Allocator>
-void put(std::byte** at, const std::vector<T, Allocator>& values) {
-  put(at, values.data(), values.size() * sizeof(T));
+template <typename T>
+void put(std::byte** at, const Array<T>& values, Stream stream) {
+  values.copy_to(*at, stream);
+  *at += values.size() * sizeof(T);
 }
 
-template <typename T, typename Allocator>
-void take(const std::byte** data, uint64_t count, std::vector<T, Allocator>* values) {
-  values->resize(count);
-  if (count > 0) std::memcpy(values->data(), *data, count * sizeof(T));
-  *data += count * sizeof(T);
+// The bytes of `count` elements; goes on behind them.
+template <typename T>
+const std::byte* take(const std::byte** data, uint64_t count) {
+  return std::exchange(*data, *data + count * sizeof(T));
 }
 
-template <typename T, typename Allocator>
-uint32_t crc_of(uint32_t crc, const std::vector<T, Allocator>& values) {
-  return crc32(crc, values.data(), values.size() * sizeof(T));
+template <typename T>
+std::vector<T> take_all(const std::byte** data, uint64_t count) {
+  std::vector<T> values(count);
+  const std::byte* const bytes = take<T>(data, count);
+  if (count > 0) std::memcpy(values.data(), bytes, count * sizeof(T));
+  return values;
 }
 
 Status damaged(const StateOwner& owner, const char* what) {
@@ -124,26 +128,26 @@ Status check_sizes(const StateOwner& owner, const Header& header) {
 }
 
 // What no call leaves behind, and what goes on from it would not survive.
-Status check_values(const StateOwner& owner, const BufferState& state) {
-  const ReduceOp op = state.reduction.op;
+Status check_values(const StateOwner& owner, ReduceOp op, const std::vector<double>& decay) {
   if (op != ReduceOp::kSum && op != ReduceOp::kAvg && op != ReduceOp::kPremulSum)
     return damaged(owner, "its reduction is none");
-  for (const std::vector<uint64_t>* mask : {&state.mask, &state.before, &state.next}) {
-    if (!mask->empty() && owner.count % 64 != 0 && mask->back() >> (owner.count % 64) != 0)
-      return damaged(owner, "a mask has bits beyond its end");
-  }
-  for (const double factor : state.decay.history()) {
+  for (const double factor : decay) {
     if (!(factor > 0 && factor <= 1)) return damaged(owner, "a decay is not in (0, 1]");
   }
   return Status::Ok();
 }
 
+Status check_mask(const StateOwner& owner, const std::vector<uint64_t>& mask) {
+  if (!mask.empty() && owner.count % 64 != 0 && mask.back() >> (owner.count % 64) != 0)
+    return damaged(owner, "a mask has bits beyond its end");
+  return Status::Ok();
+}
+
 // A mask chosen under another schedule would not have the bits that the other ranks expect, and a
 // step that was to be dense has none.
-Status check_next(const StateOwner& owner, const BufferState& state) {
-  const bool dense =
-      owner.ranks == 1 || owner.count == 0 || sparsity_at(owner.config, state.step) == 0;
-  if (state.next.empty() != dense) {
+Status check_next(const StateOwner& owner, uint64_t step, const std::vector<uint64_t>& next) {
+  const bool dense = owner.ranks == 1 || owner.count == 0 || sparsity_at(owner.config, step) == 0;
+  if (next.empty() != dense) {
     return foreign(owner, "a next step that is", dense ? "masked" : "dense",
                    dense ? "dense (the sparsity or the schedule was changed)"
                          : "masked (the sparsity or the schedule was changed)");
@@ -151,9 +155,9 @@ Status check_next(const StateOwner& owner, const BufferState& state) {
   if (dense) return Status::Ok();
   for (int q = 0; q < owner.ranks; ++q) {
     const Partition part = partition_of(owner.count, owner.ranks, q);
-    const size_t expected = bits_at(owner.config, state.step, part.size());
-    const size_t found = kernels::ops().count_bits(state.next.data() + part.begin / 64,
-                                                   kernels::mask_words(part.size()));
+    const size_t expected = bits_at(owner.config, step, part.size());
+    const size_t found =
+        kernels::ops().count_bits(next.data() + part.begin / 64, kernels::mask_words(part.size()));
     if (found != expected) {
       return foreign(owner, "mask bits in its next step", format("%zu", found),
                      format("%zu (the sparsity or the schedule was changed)", expected));
@@ -164,17 +168,22 @@ Status check_next(const StateOwner& owner, const BufferState& state) {
 
 }  // namespace
 
-uint64_t replicated_checksum(const BufferState& state) {
+uint64_t replicated_checksum(const BufferState& state, Stream stream) {
   uint32_t crc = crc32(0, &state.step, sizeof(state.step));
-  crc = crc_of(crc, state.moment);
-  crc = crc_of(crc, state.last);
-  crc = crc_of(crc, state.mask);
-  crc = crc_of(crc, state.before);
-  return crc_of(crc, state.next);
+  const auto add = [&](const auto& values) {
+    visit_on_host(*state.memory, stream, values.data(), values.size(),
+                  [&](const auto* part, size_t n) { crc = crc32(crc, part, n * sizeof(*part)); });
+  };
+  add(state.moment);
+  add(state.last);
+  add(state.mask);
+  add(state.before);
+  add(state.next);
+  return crc;
 }
 
 void save_state(const StateOwner& owner, const BufferState& state, const float* residual,
-                std::vector<std::byte>* out) {
+                Stream stream, std::vector<std::byte>* out) {
   const std::vector<double> decay = state.decay.history();
   Header header;
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
@@ -205,13 +214,15 @@ void save_state(const StateOwner& owner, const BufferState& state, const float* 
   out->resize(saved_bytes(header));
   std::byte* at = out->data();
   put(&at, &header, sizeof(header));
-  put(&at, state.moment);
-  put(&at, state.last);
-  put(&at, residual, header.residual * sizeof(float));
-  put(&at, state.mask);
-  put(&at, state.before);
-  put(&at, state.next);
-  put(&at, decay);
+  put(&at, state.moment, stream);
+  put(&at, state.last, stream);
+  const size_t residual_bytes = header.residual * sizeof(float);
+  state.memory->copy_out(stream, at, residual, residual_bytes);
+  at += residual_bytes;
+  put(&at, state.mask, stream);
+  put(&at, state.before, stream);
+  put(&at, state.next, stream);
+  put(&at, decay.data(), decay.size() * sizeof(double));
   const uint32_t crc = crc32(0, out->data(), out->size() - sizeof(crc));
   put(&at, &crc, sizeof(crc));
 }
@@ -233,25 +244,33 @@ Status load_state(const StateOwner& owner, const std::byte* data, size_t size, B
   SCAPE_RETURN_IF_ERROR(check_sizes(owner, header));
   if (size != saved_bytes(header)) return damaged(owner, "its length is wrong");
 
-  BufferState state;
+  const std::byte* at = data + sizeof(header);
+  const std::byte* const moment = take<float>(&at, header.moment);
+  const std::byte* const last = take<uint16_t>(&at, header.last);
+  const std::byte* const residual = take<float>(&at, header.residual);
+  const auto mask = take_all<uint64_t>(&at, header.mask);
+  const auto before = take_all<uint64_t>(&at, header.before);
+  const auto next = take_all<uint64_t>(&at, header.next);
+  const auto decay = take_all<double>(&at, header.decay);
+  const auto op = static_cast<ReduceOp>(header.reduction);
+  SCAPE_RETURN_IF_ERROR(check_values(owner, op, decay));
+  for (const auto* each : {&mask, &before, &next}) SCAPE_RETURN_IF_ERROR(check_mask(owner, *each));
+  SCAPE_RETURN_IF_ERROR(check_next(owner, header.step, next));
+
+  BufferState state(*out->memory);
   state.step = header.step;
-  state.reduction.op = static_cast<ReduceOp>(header.reduction);
+  state.reduction.op = op;
   state.reduction.factor = header.factor;
   state.residual_dirty = header.residual_dirty != 0;
   state.flag_pending = header.flag_pending != 0;
   state.restamp_at = header.restamp_at;
-  const std::byte* next = data + sizeof(header);
-  take(&next, header.moment, &state.moment);
-  take(&next, header.last, &state.last);
-  take(&next, header.residual, &state.residual);
-  take(&next, header.mask, &state.mask);
-  take(&next, header.before, &state.before);
-  take(&next, header.next, &state.next);
-  std::vector<double> decay;
-  take(&next, header.decay, &decay);
+  state.moment.assign(moment, header.moment, {});
+  state.last.assign(last, header.last, {});
+  state.residual.assign(residual, header.residual, {});
+  state.mask.assign(mask.data(), mask.size(), {});
+  state.before.assign(before.data(), before.size(), {});
+  state.next.assign(next.data(), next.size(), {});
   state.decay.restore(decay);
-  SCAPE_RETURN_IF_ERROR(check_values(owner, state));
-  SCAPE_RETURN_IF_ERROR(check_next(owner, state));
   *out = std::move(state);
   return Status::Ok();
 }

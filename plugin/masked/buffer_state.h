@@ -5,31 +5,34 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/big_vector.h"
 #include "base/status.h"
 #include "plugin/communicator.h"
+#include "plugin/masked/array.h"
 #include "plugin/masked/decay_table.h"
 #include "plugin/masked/masked_buffer.h"
 
 namespace scape::plugin {
 
 struct BufferState {
+  explicit BufferState(MemorySpace& where) : memory(&where) {}
+
+  MemorySpace* memory;                  // of the arrays
   uint64_t step = 0;                    // t of the next step
   Reduction reduction{ReduceOp::kAvg};  // of the last call; what a flush uses
-  // Residual that an all-ones mask would have cleared is left: a dense step was skipped, say.
+  // Residual that an all-ones mask would have cleared may be left: a dense step was skipped, say.
   bool residual_dirty = false;
-  // A non-finite value was met off the mask; the next payload tells.
+  // Only while saved and loaded: a non-finite value was met off the mask; the next payload tells.
   bool flag_pending = false;
   uint64_t restamp_at = 0;  // where the sweep over `last` goes on
 
-  BigVector<float> moment;
-  BigVector<uint16_t> last;
-  BigVector<float>
-      residual;  // internal; in place: loaded, and not yet added to the caller's buffer
-  std::vector<uint64_t> mask;    // of the last call
-  std::vector<uint64_t> before;  // hooked role: of the last call that was no skip
-  std::vector<uint64_t>
-      next;  // only while saved and loaded: of the next call; empty for a dense one
+  Array<float> moment{*memory};
+  Array<uint16_t> last{*memory};
+  // Internal; in place: loaded, and not yet added to the caller's buffer.
+  Array<float> residual{*memory};
+  Array<uint64_t> mask{*memory};    // of the last call
+  Array<uint64_t> before{*memory};  // hooked role: of the last call that was no skip
+  // Only while saved and loaded: of the next call; empty for a dense one.
+  Array<uint64_t> next{*memory};
   DecayTable decay;
 };
 
@@ -41,12 +44,14 @@ struct StateOwner {
   int ranks;
 };
 
-// CRC of the part that all ranks have alike.
-uint64_t replicated_checksum(const BufferState& state);
+// Of these three, the first two wait for `stream`.
 
-// Replaces *out. `residual`: count elements, or null for none.
+// CRC of the part that all ranks have alike.
+uint64_t replicated_checksum(const BufferState& state, Stream stream);
+
+// Replaces *out. `residual`: count elements of the state's place, or null for none.
 void save_state(const StateOwner& owner, const BufferState& state, const float* residual,
-                std::vector<std::byte>* out);
+                Stream stream, std::vector<std::byte>* out);
 
 // DATA, naming what is wrong, when the bytes are damaged, cut, or not this owner's; *out is then
 // untouched.

@@ -16,15 +16,20 @@ int scored_partition(scape_rule rule, int rank, uint64_t t, int ranks) {
   return static_cast<int>((static_cast<uint64_t>(rank) + t % count) % count);
 }
 
-MaskRefresh::MaskRefresh(std::string name, size_t count, int rank, int ranks,
-                         std::shared_ptr<const Agreement> agreement)
-    : name_(std::move(name)),
+MaskRefresh::MaskRefresh(std::shared_ptr<Engine> engine, std::string name, size_t count, int rank,
+                         int ranks, std::shared_ptr<const Agreement> agreement)
+    : engine_(std::move(engine)),
+      name_(std::move(name)),
       count_(count),
       rank_(rank),
       agreement_(std::move(agreement)),
       parts_(static_cast<size_t>(ranks)),
       bits_(parts_.size()),
-      bytes_(parts_.size()) {}
+      bytes_(parts_.size()),
+      scores_(*engine_),
+      mask_(*engine_),
+      sent_(*engine_),
+      received_(*engine_) {}
 
 float* MaskRefresh::prepare(const BufferConfig& config, uint64_t t) {
   const int ranks = static_cast<int>(parts_.size());
@@ -50,16 +55,10 @@ Status MaskRefresh::start(Communicator& side, Stream stream, WorkPtr* work) {
   fault_point(Fault::kSelect);
   const uint64_t begin = now_ns();
   const auto mine = static_cast<size_t>(rank_);
-  const size_t size = scored().size();
-  uint64_t* const mask = mask_.data() + scored().begin / 64;
   sent_.resize(bytes_[mine]);
   received_.resize(std::accumulate(bytes_.begin(), bytes_.end(), size_t{0}));
-  if (size > 0) {
-    const auto scratch =
-        std::make_unique_for_overwrite<std::byte[]>(kernels::select_scratch_bytes());
-    kernels::ops().select(scores_.data(), size, bits_[mine], mask, scratch.get());
-    encode_mask(mask, size, bits_[mine], sent_.data());
-  }
+  engine_->choose(stream, scores_.data(), scored().size(), bits_[mine],
+                  mask_.data() + scored().begin / 64, sent_.data());
   nanoseconds_ = now_ns() - begin;
   const CallTag tag{.registered = true, .name = name_, .stream = stream};
   SCAPE_RETURN_IF_ERROR(
@@ -68,19 +67,16 @@ Status MaskRefresh::start(Communicator& side, Stream stream, WorkPtr* work) {
   return Status::Ok();
 }
 
-Status MaskRefresh::finish(Stream) {
+Status MaskRefresh::finish(Stream stream) {
   const uint64_t begin = now_ns();
-  const std::byte* code = received_.data();
-  for (size_t r = 0; r < parts_.size(); ++r) {
-    const Partition& part = parts_[r];
-    if (!decode_mask(code, part.size(), bits_[r], mask_.data() + part.begin / 64)) {
-      return error(
-          SCAPE_ERR_INTERNAL,
-          "buffer '%s': the mask that rank %zu sent for elements %zu .. %zu has not exactly %zu "
-          "bits; its memory or the transport is at fault, so restart from the last checkpoint",
-          name_.c_str(), r, part.begin, part.end, bits_[r]);
-    }
-    code += bytes_[r];
+  const int damaged = engine_->take_masks(stream, parts_, bits_, received_.data(), mask_.data());
+  if (damaged >= 0) {
+    const auto r = static_cast<size_t>(damaged);
+    return error(
+        SCAPE_ERR_INTERNAL,
+        "buffer '%s': the mask that rank %zu sent for elements %zu .. %zu has not exactly %zu "
+        "bits; its memory or the transport is at fault, so restart from the last checkpoint",
+        name_.c_str(), r, parts_[r].begin, parts_[r].end, bits_[r]);
   }
   nanoseconds_ += now_ns() - begin;
   return Status::Ok();

@@ -6,8 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "base/big_vector.h"
 #include "plugin/masked/agreement.h"
+#include "plugin/masked/array.h"
+#include "plugin/masked/engine.h"
 #include "plugin/masked/masked_buffer.h"
 #include "plugin/masked/refresher.h"
 
@@ -20,7 +21,7 @@ int scored_partition(scape_rule rule, int rank, uint64_t t, int ranks);
 class MaskRefresh final : public SideJob {
  public:
   // `agreement` may be null; where it finds a mismatch, the refresh ends without any traffic.
-  MaskRefresh(std::string name, size_t count, int rank, int ranks,
+  MaskRefresh(std::shared_ptr<Engine> engine, std::string name, size_t count, int rank, int ranks,
               std::shared_ptr<const Agreement> agreement);
 
   // For the mask of step t + 1, chosen in step t. Returns where the scores of this rank's partition
@@ -29,7 +30,7 @@ class MaskRefresh final : public SideJob {
   const Partition& scored() const { return parts_[static_cast<size_t>(rank_)]; }
 
   // Once done() with an ok status(): the mask, which may be swapped away, and what it took.
-  std::vector<uint64_t>& mask() { return mask_; }
+  Array<uint64_t>& mask() { return mask_; }
   size_t sent_bytes() const { return sent_.size(); }
   uint64_t nanoseconds() const { return nanoseconds_; }
 
@@ -38,6 +39,7 @@ class MaskRefresh final : public SideJob {
   Status finish(Stream stream) override;
 
  private:
+  const std::shared_ptr<Engine> engine_;  // a refresh may outlive its buffer
   const std::string name_;
   const size_t count_;
   const int rank_;
@@ -48,10 +50,10 @@ class MaskRefresh final : public SideJob {
   std::vector<size_t> bits_;
   std::vector<size_t> bytes_;
 
-  BigVector<float> scores_;
-  std::vector<uint64_t> mask_;
-  std::vector<std::byte> sent_;
-  std::vector<std::byte> received_;
+  Array<float> scores_;
+  Array<uint64_t> mask_;
+  Array<std::byte> sent_;
+  Array<std::byte> received_;
   uint64_t nanoseconds_ = 0;
 };
 

@@ -17,7 +17,7 @@ Status MaskedBufferImpl::read_mask(uint64_t* words, size_t capacity) {
     return error(SCAPE_ERR_MEMORY, "buffer '%s': capacity is %zu words; its mask has %zu",
                  config_.name.c_str(), capacity, needed);
   }
-  std::copy(state_.mask.begin(), state_.mask.end(), words);
+  state_.mask.copy_to(words, stream_);
   if (state_.mask.empty()) std::fill_n(words, needed, uint64_t{0});
   return Status::Ok();
 }
@@ -34,12 +34,15 @@ Status MaskedBufferImpl::read_ages(uint16_t* ages, size_t capacity) {
   // Of the last call's step; between a fused call and its scape_adams_step() that is still the
   // current one.
   const auto t = static_cast<uint16_t>(state_.step - (step_owed_ ? 0 : 1));
-  for (size_t j = 0; j < count_; ++j) ages[j] = static_cast<uint16_t>(t - state_.last[j]);
+  state_.last.copy_to(ages, stream_);
+  for (size_t j = 0; j < count_; ++j) ages[j] = static_cast<uint16_t>(t - ages[j]);
+  const std::vector<uint64_t> mask = state_.mask.to_host(stream_);
+  const std::vector<uint16_t> masked = ages_.to_host(stream_);
   size_t i = 0;
-  for (size_t w = 0; w < state_.mask.size(); ++w) {
-    for (uint64_t word = state_.mask[w]; word != 0; word &= word - 1, ++i) {
+  for (size_t w = 0; w < mask.size(); ++w) {
+    for (uint64_t word = mask[w]; word != 0; word &= word - 1, ++i) {
       const size_t j = w * 64 + static_cast<size_t>(std::countr_zero(word));
-      ages[j] = ages_.empty() ? uint16_t{1} : ages_[i];
+      ages[j] = masked.empty() ? uint16_t{1} : masked[i];
     }
   }
   return Status::Ok();
@@ -50,11 +53,10 @@ Status MaskedBufferImpl::read_residual(float* out, size_t capacity) {
     return error(SCAPE_ERR_MEMORY, "buffer '%s': capacity is %zu elements; it has %zu",
                  config_.name.c_str(), capacity, count_);
   }
-  const float* from = in_place_ && place_ != nullptr ? place_ : state_.residual.data();
-  if (always_dense_ || from == nullptr) {
+  if (always_dense_ || residual() == nullptr) {
     std::fill_n(out, count_, 0.0f);
   } else {
-    std::copy_n(from, count_, out);
+    engine_->copy_out(stream_, out, residual(), count_ * sizeof(float));
   }
   return Status::Ok();
 }
@@ -70,24 +72,28 @@ Status MaskedBufferImpl::read_moment(float* out, size_t capacity) {
                  "first moment then",
                  config_.name.c_str());
   }
-  std::copy(state_.moment.begin(), state_.moment.end(), out);
+  state_.moment.copy_to(out, stream_);
   if (state_.moment.empty()) std::fill_n(out, count_, 0.0f);
   return Status::Ok();
 }
 
 scape_stats MaskedBufferImpl::stats() const {
+  const Counters counters = engine_->counters();
   std::lock_guard lock(stats_mutex_);
   scape_stats copy = stats_;
+  copy.skipped_steps = counters.skipped_steps;
+  copy.nonfinite_values = counters.nonfinite_values;
+  if (!overlap_known_) copy.mask_overlap = counters.mask_overlap;
   copy.size = sizeof(copy);
   return copy;
 }
 
 double MaskedBufferImpl::residual_l1() {
-  if (always_dense_) return 0;
-  const float* from = in_place_ && place_ != nullptr ? place_ : state_.residual.data();
-  if (from == nullptr) return 0;
+  if (always_dense_ || residual() == nullptr) return 0;
   double sum = 0;
-  for (size_t j = 0; j < count_; ++j) sum += std::fabs(from[j]);
+  visit_on_host(*engine_, stream_, residual(), count_, [&](const float* part, size_t n) {
+    for (size_t j = 0; j < n; ++j) sum += std::fabs(part[j]);
+  });
   return sum;
 }
 
@@ -99,11 +105,11 @@ Status MaskedBufferImpl::save(std::vector<std::byte>* out) {
   try {
     if (refresh_pending_) {
       SCAPE_RETURN_IF_ERROR(refresher_->wait(refresh_));
-      std::swap(state_.next, refresh_->mask());
+      state_.next.swap(refresh_->mask());
       refresh_pending_ = false;
     }
-    const float* kept = in_place_ && place_ != nullptr ? place_ : state_.residual.data();
-    save_state(owner(), state_, always_dense_ ? nullptr : kept, out);
+    state_.flag_pending = engine_->flag(stream_);
+    save_state(owner(), state_, always_dense_ ? nullptr : residual(), stream_, out);
   } catch (const std::bad_alloc&) {
     return error(SCAPE_ERR_MEMORY, "buffer '%s': no memory to save %zu elements",
                  config_.name.c_str(), count_);
@@ -115,14 +121,16 @@ Status MaskedBufferImpl::load(const std::byte* data, size_t size) {
   SCAPE_RETURN_IF_ERROR(owed_or_running("loading"));
   if (!failure_.ok()) return failure_;
   try {
-    BufferState loaded;
+    BufferState loaded(*engine_);
     SCAPE_RETURN_IF_ERROR(load_state(owner(), data, size, &loaded));
+    const std::vector<uint64_t> mask = loaded.mask.to_host(stream_);
+    masked_ = kernels::ops().count_bits(mask.data(), mask.size());
     state_ = std::move(loaded);
   } catch (const std::bad_alloc&) {
     return error(SCAPE_ERR_MEMORY, "buffer '%s': no memory to load %zu elements",
                  config_.name.c_str(), count_);
   }
-  masked_ = ops_.count_bits(state_.mask.data(), state_.mask.size());
+  engine_->restore(stream_, state_.flag_pending);
   allocated_ = false;
   loaded_ = true;
   count_stats([&](scape_stats& stats) { stats.step = state_.step; });
@@ -132,7 +140,6 @@ Status MaskedBufferImpl::load(const std::byte* data, size_t size) {
   refresh_.reset();
   agreement_.reset();
   agreed_ = false;
-  skipped_ = false;
   ages_.clear();
   return Status::Ok();
 }

@@ -17,11 +17,6 @@ namespace {
 // The longest partition that the selection can number.
 constexpr uint64_t kLongestPartition = std::numeric_limits<uint32_t>::max();
 
-void set_all(std::vector<uint64_t>* mask, size_t n) {
-  mask->assign(kernels::mask_words(n), ~uint64_t{0});
-  if (n % 64 != 0) mask->back() = (uint64_t{1} << (n % 64)) - 1;
-}
-
 void warn_about_the_gradient_role(const std::string& name) {
   static std::atomic<bool> said{false};
   if (said.exchange(true, std::memory_order_relaxed)) return;
@@ -33,11 +28,13 @@ void warn_about_the_gradient_role(const std::string& name) {
 
 }  // namespace
 
-MaskedBufferImpl::MaskedBufferImpl(std::shared_ptr<Communicator> communicator,
+MaskedBufferImpl::MaskedBufferImpl(std::shared_ptr<Engine> engine,
+                                   std::shared_ptr<Communicator> communicator,
                                    std::shared_ptr<Refresher> refresher, BufferConfig config,
                                    size_t count)
     : config_(std::move(config)),
       count_(count),
+      engine_(std::move(engine)),
       communicator_(std::move(communicator)),
       refresher_(std::move(refresher)),
       ranks_(communicator_->size()),
@@ -46,8 +43,8 @@ MaskedBufferImpl::MaskedBufferImpl(std::shared_ptr<Communicator> communicator,
       fused_(config_.role == SCAPE_ROLE_FUSED),
       in_place_(config_.residual == SCAPE_RESIDUAL_IN_PLACE),
       powers_(kernels::make_power_table(config_.beta1)),
-      exact_codec_(make_payload_codec(SCAPE_FLOAT32)),
-      codec_(make_payload_codec(config_.payload)),
+      exact_codec_(make_payload_codec(*engine_, SCAPE_FLOAT32)),
+      codec_(make_payload_codec(*engine_, config_.payload)),
       score_view_(local_score_view()) {}
 
 MaskedBufferImpl::~MaskedBufferImpl() {
@@ -132,16 +129,17 @@ Status MaskedBufferImpl::check_begin(const Call& call) const {
 
 void MaskedBufferImpl::allocate() {
   if (allocated_ || !has_state()) return;
+  constexpr std::byte kZero{0};
   if (state_.moment.empty()) {
-    state_.moment.resize(count_);
-    state_.last.assign(count_, std::numeric_limits<uint16_t>::max());  // step -1
+    state_.moment.fill(count_, kZero, stream_);
+    state_.last.fill(count_, std::byte{0xff}, stream_);  // step -1
   }
-  if (!always_dense_ && !in_place_ && state_.residual.empty()) state_.residual.resize(count_);
+  if (!always_dense_ && !in_place_ && state_.residual.empty())
+    state_.residual.fill(count_, kZero, stream_);
   const size_t words = kernels::mask_words(count_);
-  if (config_.role == SCAPE_ROLE_GRADIENT_HOOKED && state_.before.empty()) {
-    state_.before.resize(words);
-  }
-  if (state_.mask.empty()) state_.mask.resize(words);
+  if (config_.role == SCAPE_ROLE_GRADIENT_HOOKED && state_.before.empty())
+    state_.before.fill(words, kZero, stream_);
+  if (state_.mask.empty()) state_.mask.fill(words, kZero, stream_);
   allocated_ = true;
 }
 
@@ -207,7 +205,8 @@ bool MaskedBufferImpl::advance() {
       }
       if (may_share()) {
         phase_ = Phase::kShare;
-        fail_unless(communicator_->share_payload(full_payload_bytes(), &sharing_));
+        const size_t bytes = (masked_at(state_.step) + 1) * size_of(codec_->wire_type());
+        fail_unless(communicator_->share_payload(bytes, &sharing_));
       } else {
         fail_unless(launch());
       }
@@ -253,12 +252,11 @@ bool MaskedBufferImpl::may_share() const {
          sparsity_at(config_, state_.step) == config_.sparsity;
 }
 
-// Of a step at full sparsity.
-size_t MaskedBufferImpl::full_payload_bytes() const {
-  size_t elements = 1;
+size_t MaskedBufferImpl::masked_at(uint64_t t) const {
+  size_t bits = 0;
   for (int q = 0; q < ranks_; ++q)
-    elements += bits_at(config_, state_.step, partition_of(count_, ranks_, q).size());
-  return elements * size_of(codec_->wire_type());
+    bits += bits_at(config_, t, partition_of(count_, ranks_, q).size());
+  return bits;
 }
 
 // True when the job is done; the call may have failed with it then.
@@ -292,24 +290,23 @@ bool MaskedBufferImpl::wait_for(const std::shared_ptr<SideJob>& job, const char*
 }
 
 void MaskedBufferImpl::take_next_mask() {
-  const bool known = state_.step > 0;
-  const uint64_t before = known ? masked_ : 0;
-  uint64_t overlap = 0;
+  const uint64_t before = state_.step > 0 ? masked_ : 0;
   if (call_.dense) {
-    overlap = before;
-    set_all(&state_.mask, count_);
+    state_.mask.resize(kernels::mask_words(count_));
+    engine_->set_all_bits(stream_, state_.mask.data(), count_);
     masked_ = count_;
   } else {
-    std::vector<uint64_t>& next = refresh_pending_ ? refresh_->mask() : state_.next;
-    overlap = ops_.count_common_bits(next.data(), state_.mask.data(), next.size());
-    std::swap(next, state_.mask);
-    masked_ = ops_.count_bits(state_.mask.data(), state_.mask.size());
+    Array<uint64_t>& next = refresh_pending_ ? refresh_->mask() : state_.next;
+    engine_->count_overlap(stream_, next.data(), state_.mask.data(), count_);
+    next.swap(state_.mask);
+    masked_ = masked_at(state_.step);
   }
   const bool refreshed = refresh_pending_;
   refresh_pending_ = false;
   state_.next.clear();
   count_stats([&](scape_stats& stats) {
-    stats.mask_overlap = overlap;
+    overlap_known_ = call_.dense;
+    stats.mask_overlap = before;
     stats.mask_elements = masked_;
     stats.buffer_elements = count_;
     stats.step = state_.step + 1;
@@ -327,23 +324,23 @@ Status MaskedBufferImpl::launch() {
     if (config_.role == SCAPE_ROLE_GRADIENT) warn_about_the_gradient_role(config_.name);
     const bool fresh = state_.step == 0 && !loaded_;
     agreement_ = std::make_shared<Agreement>(make_agreement_record(
-        config_, count_, state_.step, fresh ? 0 : replicated_checksum(state_)));
-    refresh_ = std::make_shared<MaskRefresh>(config_.name, count_, communicator_->rank(), ranks_,
-                                             agreement_);
+        config_, count_, state_.step, fresh ? 0 : replicated_checksum(state_, stream_)));
+    refresh_ = std::make_shared<MaskRefresh>(engine_, config_.name, count_, communicator_->rank(),
+                                             ranks_, agreement_);
   }
   call_.dense = call_.flush || dense_at(state_.step);
   if (in_place_) {
     place_ = static_cast<float*>(call_.recv);
-    for (size_t j = 0; j < state_.residual.size(); ++j) place_[j] = state_.residual[j] + place_[j];
-    state_.residual = {};
+    engine_->add(stream_, state_.residual.data(), place_, state_.residual.size());
+    state_.residual.resize(0);
   }
   take_next_mask();
-  skipped_ = false;
   error_ = nullptr;
   ages_.clear();
 
-  // From what all ranks have alike, never from local state: they must start the same exchange. (A
-  // flag cannot be pending then: it comes from off the mask, and no masked step precedes a dense
+  // From what all ranks have alike, never from local state: they must start the same exchange. So
+  // where the engine cannot tell a skip, residual is taken to be left from the first dense step on.
+  // (A flag cannot be pending then: it comes from off the mask, and no masked step precedes a dense
   // one but for a flush.)
   const bool residual_free = in_place_ || !state_.residual_dirty;
   call_.direct = always_dense_ || (call_.dense && !call_.flush && residual_free &&
@@ -389,10 +386,7 @@ void MaskedBufferImpl::finish_exchange() {
   }
   if (!call_.dense) fault_point(Fault::kUnpack);
   call_.direct ? finish_direct() : finish_packed();
-  count_stats([&](scape_stats& stats) {
-    stats.unpack_ns += now_ns() - began;
-    stats.skipped_steps += skipped_;
-  });
+  count_stats([&](scape_stats& stats) { stats.unpack_ns += now_ns() - began; });
   loaded_ = false;
   // The first call also sees to it that the side channel is there, since that is made on this
   // communicator.
@@ -434,11 +428,12 @@ void MaskedBufferImpl::run_out_of_memory(const char* where) {
   fail(why);
 }
 
-std::unique_ptr<MaskedBuffer> make_masked_buffer(std::shared_ptr<Communicator> communicator,
+std::unique_ptr<MaskedBuffer> make_masked_buffer(std::shared_ptr<Engine> engine,
+                                                 std::shared_ptr<Communicator> communicator,
                                                  std::shared_ptr<Refresher> refresher,
                                                  BufferConfig config, size_t count) {
-  return std::make_unique<MaskedBufferImpl>(std::move(communicator), std::move(refresher),
-                                            std::move(config), count);
+  return std::make_unique<MaskedBufferImpl>(std::move(engine), std::move(communicator),
+                                            std::move(refresher), std::move(config), count);
 }
 
 }  // namespace scape::plugin

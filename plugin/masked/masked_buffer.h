@@ -1,7 +1,7 @@
 // MaskedBuffer: the step state machine of one registered buffer on one communicator.
 //
-// Steps 1-6 of docs/algorithm.md, written once over the kernel table and the Communicator. It knows
-// nothing of hooks, groups or addresses: the caller hands it each call's buffers.
+// Steps 1-6 of docs/algorithm.md, written once over the Engine, the Communicator and the Refresher.
+// It knows nothing of hooks, groups or addresses: the caller hands it each call's buffers.
 #pragma once
 
 #include <cstddef>
@@ -59,6 +59,7 @@ struct Partition {
 };
 Partition partition_of(size_t n, int ranks, int q);
 
+class Engine;     // plugin/masked/engine.h: memory and kernels of one place
 class Refresher;  // plugin/masked/refresher.h: turns and background work of one communicator
 
 // Not thread-safe, but for stats() and note_dense(): one call at a time. What travels in which
@@ -112,14 +113,15 @@ class MaskedBuffer {
   // once.
   virtual void note_dense(const char* why) = 0;
 
-  // Between calls. Of an always dense buffer: all ones (zeros before the first call), ages 1,
-  // residual 0; its first moment is kept in the fused role only (USAGE otherwise). MEMORY when
-  // `capacity` is too small.
+  // Between calls, into host memory. Of an always dense buffer: all ones (zeros before the first
+  // call), ages 1, residual 0; its first moment is kept in the fused role only (USAGE otherwise).
+  // MEMORY when `capacity` is too small.
   virtual Status read_mask(uint64_t* words, size_t capacity) = 0;
   virtual Status read_ages(uint16_t* ages, size_t capacity) = 0;
   virtual Status read_residual(float* out, size_t capacity) = 0;
   virtual Status read_moment(float* out, size_t capacity) = 0;
-  // wire_bytes_* stay 0: transports count those.
+  // wire_bytes_* stay 0: transports count those. On a device, what the data decided (skips, values
+  // cleared, overlap) is counted as far as it is known.
   virtual scape_stats stats() const = 0;
 
   virtual const BufferConfig& config() const = 0;
@@ -136,8 +138,13 @@ class MaskedBuffer {
   virtual double residual_l1() = 0;
 };
 
-// `refresher` serves this communicator's buffers and outlives them.
-std::unique_ptr<MaskedBuffer> make_masked_buffer(std::shared_ptr<Communicator> communicator,
+// Host memory and the kernels of kernels::ops(). One for each buffer.
+std::shared_ptr<Engine> make_host_engine();
+
+// `engine` is of the place of the buffer's elements and serves no other; `refresher` serves this
+// communicator's buffers and outlives them.
+std::unique_ptr<MaskedBuffer> make_masked_buffer(std::shared_ptr<Engine> engine,
+                                                 std::shared_ptr<Communicator> communicator,
                                                  std::shared_ptr<Refresher> refresher,
                                                  BufferConfig config, size_t count);
 

@@ -12,12 +12,13 @@
 #include <utility>
 #include <vector>
 
-#include "base/big_vector.h"
 #include "base/status.h"
 #include "kernels/kernels.h"
 #include "plugin/communicator.h"
 #include "plugin/masked/agreement.h"
+#include "plugin/masked/array.h"
 #include "plugin/masked/buffer_state.h"
+#include "plugin/masked/engine.h"
 #include "plugin/masked/mask_refresh.h"
 #include "plugin/masked/masked_buffer.h"
 #include "plugin/masked/payload_codec.h"
@@ -28,8 +29,8 @@ namespace scape::plugin {
 
 class MaskedBufferImpl final : public MaskedBuffer {
  public:
-  MaskedBufferImpl(std::shared_ptr<Communicator> communicator, std::shared_ptr<Refresher> refresher,
-                   BufferConfig config, size_t count);
+  MaskedBufferImpl(std::shared_ptr<Engine> engine, std::shared_ptr<Communicator> communicator,
+                   std::shared_ptr<Refresher> refresher, BufferConfig config, size_t count);
   ~MaskedBufferImpl() override;
 
   Status begin_all_reduce(const void* send, void* recv, Reduction reduction,
@@ -87,7 +88,8 @@ class MaskedBufferImpl final : public MaskedBuffer {
   bool advance();
   bool wait_for(const std::shared_ptr<SideJob>& job, const char* what);
   bool may_share() const;
-  size_t full_payload_bytes() const;
+  // Bits of the mask that was chosen for step t.
+  size_t masked_at(uint64_t t) const;
   void take_next_mask();
   // Of what this rank starts in a call: the other ranks hear of a refusal.
   void fail_unless(const Status& started);
@@ -103,14 +105,8 @@ class MaskedBufferImpl final : public MaskedBuffer {
   // ---- what a call does to the elements ----
   Status start_direct(WorkPtr* work);
   Status start_packed(WorkPtr* work);
-  size_t pack(float* payload);
-  kernels::AgeGather age_gather(size_t begin, size_t packed);
   void finish_direct();
-  bool direct_output_nonfinite() const;
-  void update_moment_directly();
   void finish_packed();
-  void write_output();
-  void write_skipped_output();
   void end_step();
 
   // ---- local steps ----
@@ -119,10 +115,10 @@ class MaskedBufferImpl final : public MaskedBuffer {
   // ---- what several parts need ----
   Status owed_or_running(const char* what) const;
   CallTag tag() const;
-  kernels::StepParams step_params() const;
-  float* residual();
-  void keep_skipped_residual();
-  void clear_sent_residual();
+  StepView step_view();
+  // In place, once it is known where: the caller's buffer.
+  float* residual() { return in_place_ && place_ != nullptr ? place_ : state_.residual.data(); }
+  PayloadCodec& codec() { return call_.dense ? *exact_codec_ : *codec_; }
   StateOwner owner() const { return {config_, count_, communicator_->rank(), ranks_}; }
   template <typename Update>
   void count_stats(Update&& update) {
@@ -132,6 +128,7 @@ class MaskedBufferImpl final : public MaskedBuffer {
 
   const BufferConfig config_;
   const size_t count_;
+  const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<Communicator> communicator_;
   const std::shared_ptr<Refresher> refresher_;
   const int ranks_;
@@ -142,12 +139,11 @@ class MaskedBufferImpl final : public MaskedBuffer {
   const bool fused_;
   const bool in_place_;
   const std::vector<float> powers_;
-  const kernels::Ops& ops_ = kernels::ops();
   const std::unique_ptr<PayloadCodec> exact_codec_;
   const std::unique_ptr<PayloadCodec> codec_;
   const ScoreView& score_view_;
 
-  BufferState state_;
+  BufferState state_{*engine_};
   bool allocated_ = false;
   float* place_ = nullptr;  // in place: the caller's buffer, once it is known
   bool loaded_ = false;     // since the last call
@@ -173,20 +169,20 @@ class MaskedBufferImpl final : public MaskedBuffer {
   bool refresh_pending_ = false;  // the next call's mask is being made by refresh_
 
   // Of the last call, until the next.
-  bool skipped_ = false;
   float last_rate_ = 0, last_decay_ = 0;  // fused: what the last step was given
   bool step_owed_ = false;                // fused: adams_step() has not been called yet
   const float* error_ = nullptr;          // rounding errors of what was sent
-  BigVector<float> payload_;              // u of the masked elements, and the flag
-  std::vector<std::byte> wire_;           // its encoding
+  Array<float> payload_{*engine_};        // u of the masked elements, and the flag
+  Array<std::byte> wire_{*engine_};       // its encoding
   // The reduced payload: in payload_, or in what ranks of this host share.
   const float* reduced_ = nullptr;
-  std::vector<uint16_t> direct_;  // fused, 16-bit elements: what a direct exchange reduces into
-  BigVector<uint16_t> ages_;      // of the masked elements; empty: all 1
-  size_t masked_ = 0;             // bits of the mask
+  Array<uint16_t> direct_{*engine_};  // fused, 16-bit elements: what a direct exchange reduces into
+  Array<uint16_t> ages_{*engine_};    // of the masked elements; empty: all 1
+  size_t masked_ = 0;                 // bits of the mask
 
   mutable std::mutex stats_mutex_;
-  scape_stats stats_{};
+  scape_stats stats_{};         // but for what the engine counts
+  bool overlap_known_ = false;  // stats_ has the last call's mask_overlap, else the engine
   bool noted_dense_ = false;
 };
 

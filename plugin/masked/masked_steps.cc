@@ -56,19 +56,25 @@ void MaskedBufferImpl::do_adams_step(float* param, double lr, double weight_deca
   state_.decay.push(lr, weight_decay);
   last_rate_ = static_cast<float>(lr);
   last_decay_ = static_cast<float>(weight_decay);
-  if (!skipped_) {
-    kernels::StepParams params = step_params();
-    params.lr = static_cast<float>(lr);
-    const uint16_t oldest =
-        params.plain || ages_.empty() ? uint16_t{1} : *std::max_element(ages_.begin(), ages_.end());
-    const std::vector<float>& decay = state_.decay.table(oldest);
-    params.decay = decay.empty() ? nullptr : decay.data();
-    params.decay_size = static_cast<uint32_t>(decay.size());
-    ops_.adams_step(reduced_, state_.mask.data(), count_, params, state_.moment.data(),
-                    state_.last.data(), param);
+  StepView step = step_view();
+  step.params.lr = static_cast<float>(lr);
+  // No element has waited since before the first step, nor counts as older than the table is long.
+  const auto bound =
+      static_cast<uint16_t>(std::min<uint64_t>(state_.step + 1, DecayTable::kLongest));
+  const uint16_t oldest = step.params.plain || ages_.empty()
+                              ? uint16_t{1}
+                              : engine_->oldest_age(stream_, ages_.data(), ages_.size(), bound);
+  const std::vector<float>& decay = state_.decay.table(oldest);
+  step.params.decay = decay.empty() ? nullptr : decay.data();
+  step.params.decay_size = static_cast<uint32_t>(decay.size());
+  engine_->adams_step(step, reduced_, param);
+  if (!always_dense_) {
+    engine_->clear_sent(step, error_);
+    if (call_.dense && !engine_->may_have_skipped()) state_.residual_dirty = false;
+  } else if (in_place_) {
+    // Nothing is kept; a skipped gradient is dropped as well.
+    engine_->set(stream_, place_, std::byte{0}, count_ * sizeof(float));
   }
-  // Where nothing is kept, a skipped gradient is dropped as well.
-  if (!skipped_ || always_dense_) clear_sent_residual();
   step_owed_ = false;
   if (!dense_at(state_.step + 1)) refresher_->submit(refresh_);
   end_step();
@@ -97,25 +103,11 @@ Status MaskedBufferImpl::post_step(size_t offset, size_t length, const float* be
   if (phase_ != Phase::kIdle) return owed_or_running("scape_post_step()");
   stream_ = stream;
   // A dense step has its right length already, and nothing is off its mask.
-  if (skipped_ || ages_.empty()) return Status::Ok();
-  const float age_cap = step_params().plain ? 1.0f : static_cast<float>(config_.age_cap);
-
-  // The kernel wants masks that begin at a word: the mask of these elements, moved there.
-  const std::vector<uint64_t>& mask = state_.mask;
-  const size_t word = offset / 64, shift = offset % 64;
-  size_t first_age = ops_.count_bits(mask.data(), word);
-  if (shift != 0) {
-    const uint64_t low = mask[word] & ((uint64_t{1} << shift) - 1);
-    first_age += ops_.count_bits(&low, 1);
-  }
-  std::vector<uint64_t> moved(kernels::mask_words(length));
-  for (size_t w = 0; w < moved.size(); ++w) {
-    moved[w] = mask[word + w] >> shift;
-    if (shift != 0 && word + w + 1 < mask.size()) moved[w] |= mask[word + w + 1] << (64 - shift);
-  }
-  if (length % 64 != 0) moved.back() &= (uint64_t{1} << (length % 64)) - 1;
-  ops_.post_step(before, moved.data(), ages_.data() + first_age, length,
-                 static_cast<float>(1 - lr * weight_decay), age_cap, param);
+  if (ages_.empty()) return Status::Ok();
+  const StepView step = step_view();
+  const float age_cap = step.params.plain ? 1.0f : step.params.age_cap;
+  engine_->post_step(step, offset, length, before, param, static_cast<float>(1 - lr * weight_decay),
+                     age_cap);
   return Status::Ok();
 }
 
@@ -127,14 +119,14 @@ Status MaskedBufferImpl::clear_masked(void* buffer, Stream stream) {
   stream_ = stream;
   if (!in_place_ || always_dense_ || place_ == nullptr) {
     // No residual in it: all of it is gradient.
-    std::fill_n(static_cast<std::byte*>(buffer), count_ * kernels::size_of(type_), std::byte{0});
+    engine_->set(stream_, buffer, std::byte{0}, count_ * kernels::size_of(type_));
     return Status::Ok();
   }
   if (buffer != place_) {
     return error(SCAPE_ERR_USAGE, "buffer '%s' keeps its residual in place at %p, not at %p",
                  config_.name.c_str(), static_cast<void*>(place_), buffer);
   }
-  if (!skipped_) clear_sent_residual();
+  engine_->clear_sent(step_view(), error_);
   return Status::Ok();
 }
 

@@ -1,67 +1,60 @@
 #include "plugin/masked/payload_codec.h"
 
-#include <algorithm>
-#include <limits>
-
 namespace scape::plugin {
 namespace {
 
-constexpr float kRaised = std::numeric_limits<float>::quiet_NaN();
-
 class Float32Codec final : public PayloadCodec {
  public:
+  explicit Float32Codec(Engine& engine) : engine_(engine) {}
+
   DataType wire_type() const override { return DataType::kFloat32; }
 
   bool plain() const override { return true; }
 
-  void encode(float* values, const uint16_t*, size_t k, bool flag, const kernels::StepParams&,
-              void* wire) override {
-    values[k] = flag ? kRaised : 0.0f;
-    if (wire != values) std::copy_n(values, k + 1, static_cast<float*>(wire));
+  void encode(const StepView& step, float* values, void*) override {
+    engine_.encode_fp32(step, values);
   }
 
-  const float* decode(const void* wire, const uint16_t*, size_t, const kernels::StepParams&,
-                      float*) override {
+  const float* decode(const StepView&, const void* wire, float*) override {
     return static_cast<const float*>(wire);
   }
 
   const float* error() const override { return nullptr; }
+
+ private:
+  Engine& engine_;
 };
 
 class Bfloat16Codec final : public PayloadCodec {
  public:
+  explicit Bfloat16Codec(Engine& engine) : engine_(engine), error_(engine) {}
+
   DataType wire_type() const override { return DataType::kBfloat16; }
 
   bool plain() const override { return false; }
 
-  void encode(float* values, const uint16_t* ages, size_t k, bool flag,
-              const kernels::StepParams& params, void* wire) override {
-    auto* const encoded = static_cast<uint16_t*>(wire);
-    error_.resize(k);
-    kernels::ops().encode_bf16(values, ages, k, params, encoded, error_.data());
-    values[k] = flag ? kRaised : 0.0f;
-    kernels::ops().from_float(kernels::Type::kBfloat16, values + k, encoded + k, 1);
+  void encode(const StepView& step, float* values, void* wire) override {
+    error_.resize(step.masked);
+    engine_.encode_bf16(step, values, static_cast<uint16_t*>(wire), error_.data());
   }
 
-  const float* decode(const void* wire, const uint16_t* ages, size_t k,
-                      const kernels::StepParams& params, float* values) override {
-    const auto* const encoded = static_cast<const uint16_t*>(wire);
-    kernels::ops().decode_bf16(encoded, ages, k, params, values);
-    kernels::ops().to_float(kernels::Type::kBfloat16, encoded + k, values + k, 1);
+  const float* decode(const StepView& step, const void* wire, float* values) override {
+    engine_.decode_bf16(step, static_cast<const uint16_t*>(wire), values);
     return values;
   }
 
   const float* error() const override { return error_.data(); }
 
  private:
-  std::vector<float> error_;
+  Engine& engine_;
+  Array<float> error_;
 };
 
 }  // namespace
 
-std::unique_ptr<PayloadCodec> make_payload_codec(scape_dtype payload) {
-  if (payload == SCAPE_BFLOAT16) return std::make_unique<Bfloat16Codec>();
-  return std::make_unique<Float32Codec>();
+std::unique_ptr<PayloadCodec> make_payload_codec(Engine& engine, scape_dtype payload) {
+  if (payload == SCAPE_BFLOAT16) return std::make_unique<Bfloat16Codec>(engine);
+  return std::make_unique<Float32Codec>(engine);
 }
 
 }  // namespace scape::plugin

@@ -2,18 +2,16 @@
 //
 // A codec turns the k masked values of u, and one element that flags a non-finite value on this
 // rank, into what the all-reduce sums, and its result back into the k reduced values. A narrower
-// codec also leaves the rounding error of its own values, which is the sender's new residual.
+// codec also leaves the rounding error of its own values, which is the sender's new residual. It
+// knows the format and its sizes; the engine does the work on the elements.
 //
 // The flag is 0 or NaN: whatever is summed or multiplied with it, the result tells.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <memory>
-#include <vector>
 
-#include "kernels/kernels.h"
 #include "plugin/communicator.h"
+#include "plugin/masked/engine.h"
 #include "scape/scape.h"
 
 namespace scape::plugin {
@@ -24,18 +22,16 @@ class PayloadCodec {
 
   virtual DataType wire_type() const = 0;
 
-  // True where the values travel as they are: `wire` may be `values` then, and need not be copied.
+  // True where the values travel as they are: `wire` is `values` then.
   virtual bool plain() const = 0;
 
-  // values: k masked values in index order, with room for one more; ages: of these elements, as the
-  // kernels take them. Leaves the k + 1 elements of wire_type() to reduce in `wire`.
-  virtual void encode(float* values, const uint16_t* ages, size_t k, bool flag,
-                      const kernels::StepParams& params, void* wire) = 0;
+  // values: the masked values in index order, with room for one more. Leaves these and the flag, as
+  // k + 1 elements of wire_type() to reduce, in `wire`.
+  virtual void encode(const StepView& step, float* values, void* wire) = 0;
 
   // The k + 1 reduced elements in `wire` as [0 .. k) values in the scale of u and the reduced flag:
   // a plain codec's in `wire` itself, else in `values`.
-  virtual const float* decode(const void* wire, const uint16_t* ages, size_t k,
-                              const kernels::StepParams& params, float* values) = 0;
+  virtual const float* decode(const StepView& step, const void* wire, float* values) = 0;
 
   // The k rounding errors of the last encode(), in the scale of u; null for a codec that has none.
   virtual const float* error() const = 0;
@@ -49,6 +45,8 @@ class PayloadCodec {
 // all ranks, unbiased, and at most 2^-9 of the value that is applied, once; the rule that the owner
 // of a slice keeps it (docs/algorithm.md) belongs to two-phase codecs, whose owner does the
 // rounding.
-std::unique_ptr<PayloadCodec> make_payload_codec(scape_dtype payload);
+//
+// The engine must outlive the codec.
+std::unique_ptr<PayloadCodec> make_payload_codec(Engine& engine, scape_dtype payload);
 
 }  // namespace scape::plugin

@@ -5,10 +5,9 @@ namespace {
 
 class LocalScoreView final : public ScoreView {
  public:
-  size_t score(const ScoreInput& input, const kernels::StepParams& params,
-               float* scores) const override {
-    return kernels::ops().score(input.moment, input.last, input.residual, input.size, params,
-                                input.scale, scores);
+  void score(Engine& engine, const StepView& step, const Partition& part, float scale,
+             float* scores) const override {
+    engine.score(step, part, scale, scores);
   }
 };
 

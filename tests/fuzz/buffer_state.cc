@@ -4,6 +4,7 @@
 #include "plugin/masked/buffer_state.h"
 #include "base/crc.h"
 #include "kernels/kernels.h"
+#include "plugin/masked/engine.h"
 #include "plugin/masked/refresher.h"
 #include "tests/fuzz/input.h"
 #include "tests/unit/masked/local_group.h"
@@ -41,7 +42,8 @@ void read_all(MaskedBuffer& buffer) {
 void use(const std::shared_ptr<Communicator>& communicator, const BufferConfig& config,
          size_t count, const std::vector<std::byte>& state) {
   const auto refresher = make_refresher(communicator);
-  const auto buffer = make_masked_buffer(communicator, refresher, config, count);
+  const auto buffer =
+      make_masked_buffer(make_host_engine(), communicator, refresher, config, count);
   require(buffer->load(state.data(), state.size()).ok(), "accepted by one rank alone");
   read_all(*buffer);
   std::vector<std::byte> saved;
@@ -88,7 +90,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   config.ramp_sparsity = 0.5;
 
   const std::vector<std::byte> state = of_rank(0, scape::fuzz::copy_of(input.rest()));
-  BufferState loaded;
+  const auto engine = make_host_engine();
+  BufferState loaded(*engine);
   if (!load_state({config, count, 0, kRanks}, state.data(), state.size(), &loaded).ok()) return 0;
   test::run_local(kRanks, [&](const std::shared_ptr<Communicator>& communicator) {
     use(communicator, config, count, of_rank(communicator->rank(), state));

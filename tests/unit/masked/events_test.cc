@@ -37,7 +37,7 @@ struct Rank {
       : communicator(std::move(c)), refresher(make_refresher(communicator)) {}
 
   std::unique_ptr<MaskedBuffer> make(const BufferConfig& config, size_t count) const {
-    return make_masked_buffer(communicator, refresher, config, count);
+    return make_masked_buffer(make_host_engine(), communicator, refresher, config, count);
   }
 
   std::shared_ptr<Communicator> communicator;

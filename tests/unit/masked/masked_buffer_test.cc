@@ -139,6 +139,37 @@ TEST(MaskedBuffer, EqualsTheSimulationThroughFlushAndReload) {
   }
 }
 
+// As on a device: every dense step but the first travels packed, and the decay goes as far back as
+// ages could.
+TEST(MaskedBuffer, EqualsTheSimulationWhereTheHostLearnsNothingOfTheData) {
+  for (const scape_role role : kRoles) {
+    for (const scape_dtype dtype : {SCAPE_FLOAT32, SCAPE_BFLOAT16}) {
+      for (const bool nonfinite : {false, true}) {
+        Scenario scenario{.config = short_config(0.9, role),
+                          .steps = 30,
+                          .inject_nonfinite = nonfinite,
+                          .blind = true};
+        scenario.config.dtype = dtype;
+        expect_equal(1, scenario);
+        expect_equal(3, scenario);
+        scenario.config.payload = SCAPE_BFLOAT16;
+        scenario.out_of_place = true;
+        expect_equal(2, scenario);
+        scenario.config.payload = SCAPE_FLOAT32;
+        scenario.out_of_place = false;
+        scenario.flush_at = 9;
+        expect_equal(2, scenario);
+        scenario.flush_at = -1;
+        scenario.reload_at = 2;
+        expect_equal(3, scenario);
+        if (role != SCAPE_ROLE_FUSED || dtype != SCAPE_FLOAT32) continue;
+        scenario.config.residual = SCAPE_RESIDUAL_IN_PLACE;
+        expect_equal(3, scenario);
+      }
+    }
+  }
+}
+
 TEST(MaskedBuffer, EqualsTheSimulationUnderThePlainRule) {
   for (const scape_role role : kRoles) {
     Scenario scenario{.config = short_config(0.9, role)};

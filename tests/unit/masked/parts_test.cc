@@ -15,6 +15,7 @@
 #include "plugin/masked/agreement.h"
 #include "plugin/masked/buffer_state.h"
 #include "plugin/masked/decay_table.h"
+#include "plugin/masked/engine.h"
 #include "plugin/masked/mask_code.h"
 #include "plugin/masked/payload_codec.h"
 
@@ -74,38 +75,46 @@ TEST(MaskCode, RefusesAnotherNumberOfBitsAndBitsBeyondTheEnd) {
 
 struct Powers {
   std::vector<float> table = kernels::make_power_table(0.9);
-  kernels::StepParams params() const {
-    kernels::StepParams p;
-    p.powers = {table.data(), static_cast<uint32_t>(table.size())};
-    return p;
+  StepView step(std::vector<uint16_t>* ages) const {
+    StepView view;
+    view.params.powers = {table.data(), static_cast<uint32_t>(table.size())};
+    view.masked = ages->size();
+    view.ages = ages->data();
+    return view;
   }
 };
 
 TEST(PayloadCodec, Fp32SendsTheValuesWhereTheyAre) {
   const Powers powers;
-  const auto codec = make_payload_codec(SCAPE_FLOAT32);
+  const auto engine = make_host_engine();
+  const auto codec = make_payload_codec(*engine, SCAPE_FLOAT32);
   std::vector<float> values = {1.5f, -2, 3, 99};
-  const std::vector<uint16_t> ages = {1, 2, 3};
+  std::vector<uint16_t> ages = {1, 2, 3};
+  const StepView step = powers.step(&ages);
   EXPECT_TRUE(codec->plain());
-  codec->encode(values.data(), ages.data(), 3, false, powers.params(), values.data());
+  codec->encode(step, values.data(), values.data());
   EXPECT_EQ(values, (std::vector<float>{1.5f, -2, 3, 0}));
   EXPECT_EQ(codec->error(), nullptr);
-  EXPECT_EQ(codec->decode(values.data(), ages.data(), 3, powers.params(), nullptr), values.data());
-  std::vector<float> elsewhere(4);
-  codec->encode(values.data(), ages.data(), 3, true, powers.params(), elsewhere.data());
-  EXPECT_TRUE(std::isnan(values[3]) && std::isnan(elsewhere[3]));
-  EXPECT_EQ(elsewhere[1], -2);
+  EXPECT_EQ(codec->decode(step, values.data(), nullptr), values.data());
+  engine->restore({}, true);
+  codec->encode(step, values.data(), values.data());
+  EXPECT_TRUE(std::isnan(values[3]));
+  EXPECT_EQ(values[1], -2);
+  codec->encode(step, values.data(), values.data());
+  EXPECT_EQ(values[3], 0) << "a flag travels once";
 }
 
 TEST(PayloadCodec, Bf16SendsTheUnknownPartOfTheMomentAndKeepsTheError) {
   const Powers powers;
-  const auto codec = make_payload_codec(SCAPE_BFLOAT16);
+  const auto engine = make_host_engine();
+  const auto codec = make_payload_codec(*engine, SCAPE_BFLOAT16);
   std::vector<float> values = {1.2345f, -77.7f, 1e-3f, 0};
   const std::vector<float> u = values;
-  const std::vector<uint16_t> ages = {1, 10, 40};
+  std::vector<uint16_t> ages = {1, 10, 40};
+  const StepView step = powers.step(&ages);
   EXPECT_FALSE(codec->plain());
   std::vector<uint16_t> wire(4, 7);
-  codec->encode(values.data(), ages.data(), 3, false, powers.params(), wire.data());
+  codec->encode(step, values.data(), wire.data());
   for (size_t i = 0; i < 3; ++i) {
     const double weight = (1 - std::pow(0.9, ages[i])) / ages[i];
     const uint32_t bits = uint32_t{wire[i]} << 16;
@@ -116,13 +125,13 @@ TEST(PayloadCodec, Bf16SendsTheUnknownPartOfTheMomentAndKeepsTheError) {
         << "nothing is lost";
   }
   EXPECT_EQ(wire[3], 0);
-  EXPECT_EQ(codec->decode(wire.data(), ages.data(), 3, powers.params(), values.data()),
-            values.data());
+  EXPECT_EQ(codec->decode(step, wire.data(), values.data()), values.data());
   for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(values[i], u[i], std::fabs(u[i]) / 128);
   EXPECT_EQ(values[3], 0);
 
-  codec->encode(values.data(), ages.data(), 3, true, powers.params(), wire.data());
-  codec->decode(wire.data(), ages.data(), 3, powers.params(), values.data());
+  engine->restore({}, true);
+  codec->encode(step, values.data(), wire.data());
+  codec->decode(step, wire.data(), values.data());
   EXPECT_TRUE(std::isnan(values[3]));
 }
 
@@ -248,17 +257,27 @@ class SavedState : public testing::Test {
     state_.flag_pending = true;
     state_.restamp_at = 3;
     state_.reduction = {.op = ReduceOp::kPremulSum, .factor = 0.125};
+    std::vector<float> moment;
+    std::vector<uint16_t> last;
     for (size_t j = 0; j < kCount; ++j) {
-      state_.moment.push_back(static_cast<float>(j) / 7);
-      state_.last.push_back(static_cast<uint16_t>(j));
+      moment.push_back(static_cast<float>(j) / 7);
+      last.push_back(static_cast<uint16_t>(j));
       residual_.push_back(-static_cast<float>(j));
     }
-    state_.mask = random_mask(kCount, 30, 1);
-    state_.next = random_mask(64, 32, 2);
+    put(moment, &state_.moment);
+    put(last, &state_.last);
+    put(random_mask(kCount, 30, 1), &state_.mask);
+    std::vector<uint64_t> next = random_mask(64, 32, 2);
     const std::vector<uint64_t> rest = random_mask(kCount - 64, 18, 2);
-    state_.next.insert(state_.next.end(), rest.begin(), rest.end());
+    next.insert(next.end(), rest.begin(), rest.end());
+    put(next, &state_.next);
     state_.decay.push(0.1, 0.1);
-    save_state(owner(), state_, residual_.data(), &saved_);
+    save_state(owner(), state_, residual_.data(), {}, &saved_);
+  }
+
+  template <typename T>
+  static void put(const std::vector<T>& values, Array<T>* array) {
+    array->assign(values.data(), values.size(), {});
   }
 
   StateOwner owner() const { return {config_, kCount, 0, 2}; }
@@ -266,7 +285,7 @@ class SavedState : public testing::Test {
   // Expects a refusal that mentions `what`, and that nothing was loaded.
   void expect_refused(const StateOwner& who, const std::vector<std::byte>& bytes,
                       const char* what) {
-    BufferState out;
+    BufferState out(*engine_);
     out.step = 99;
     const Status status = load_state(who, bytes.data(), bytes.size(), &out);
     EXPECT_EQ(status.code(), SCAPE_ERR_DATA) << what;
@@ -277,13 +296,14 @@ class SavedState : public testing::Test {
 
   static constexpr size_t kCount = 100;
   BufferConfig config_;
-  BufferState state_;
-  BigVector<float> residual_;
+  const std::shared_ptr<Engine> engine_ = make_host_engine();
+  BufferState state_{*engine_};
+  std::vector<float> residual_;
   std::vector<std::byte> saved_;
 };
 
 TEST_F(SavedState, ComesBackWhole) {
-  BufferState out;
+  BufferState out(*engine_);
   ASSERT_TRUE(load_state(owner(), saved_.data(), saved_.size(), &out).ok());
   EXPECT_EQ(out.step, 12u);
   EXPECT_TRUE(out.residual_dirty);
@@ -291,20 +311,20 @@ TEST_F(SavedState, ComesBackWhole) {
   EXPECT_EQ(out.restamp_at, 3u);
   EXPECT_EQ(out.reduction.op, ReduceOp::kPremulSum);
   EXPECT_EQ(out.reduction.factor, 0.125);
-  EXPECT_EQ(out.moment, state_.moment);
-  EXPECT_EQ(out.last, state_.last);
-  EXPECT_EQ(out.residual, residual_);
-  EXPECT_EQ(out.mask, state_.mask);
-  EXPECT_EQ(out.next, state_.next);
+  EXPECT_EQ(out.moment.to_host({}), state_.moment.to_host({}));
+  EXPECT_EQ(out.last.to_host({}), state_.last.to_host({}));
+  EXPECT_EQ(out.residual.to_host({}), residual_);
+  EXPECT_EQ(out.mask.to_host({}), state_.mask.to_host({}));
+  EXPECT_EQ(out.next.to_host({}), state_.next.to_host({}));
   EXPECT_EQ(out.decay.history(), state_.decay.history());
-  EXPECT_EQ(replicated_checksum(out), replicated_checksum(state_));
+  EXPECT_EQ(replicated_checksum(out, {}), replicated_checksum(state_, {}));
 }
 
 TEST_F(SavedState, IsRefusedWholeWhenAnyByteIsDamagedOrMissing) {
   for (size_t i = 0; i < saved_.size(); ++i) {
     std::vector<std::byte> bytes = saved_;
     bytes[i] ^= std::byte{0x20};
-    BufferState out;
+    BufferState out(*engine_);
     EXPECT_EQ(load_state(owner(), bytes.data(), bytes.size(), &out).code(), SCAPE_ERR_DATA) << i;
     EXPECT_TRUE(out.moment.empty());
   }
@@ -317,18 +337,20 @@ TEST_F(SavedState, IsRefusedWholeWhenAnyByteIsDamagedOrMissing) {
 
 TEST_F(SavedState, IsRefusedWhereNoCallCouldHaveLeftIt) {
   const auto refused = [&](const char* what, const std::function<void(BufferState*)>& change) {
-    BufferState changed = state_;
+    BufferState changed(*engine_);
+    ASSERT_TRUE(load_state(owner(), saved_.data(), saved_.size(), &changed).ok()) << what;
     change(&changed);
     std::vector<std::byte> bytes;
-    save_state(owner(), changed, residual_.data(), &bytes);
+    save_state(owner(), changed, residual_.data(), {}, &bytes);
     expect_refused(owner(), bytes, what);
   };
   const uint64_t beyond = uint64_t{1} << (kCount % 64);
-  refused("bits beyond its end", [&](BufferState* state) { state->mask.back() |= beyond; });
+  refused("bits beyond its end", [&](BufferState* state) { state->mask.data()[1] |= beyond; });
   refused("bits beyond its end", [&](BufferState* state) {
     // Still of the right number.
-    state->next.back() &= state->next.back() - 1;
-    state->next.back() |= beyond;
+    uint64_t& back = state->next.data()[1];
+    back &= back - 1;
+    back |= beyond;
   });
   refused("impossible size", [](BufferState* state) { state->last.clear(); });
   refused("its reduction", [](BufferState* state) { state->reduction.op = ReduceOp::kMax; });
@@ -362,8 +384,8 @@ TEST_F(SavedState, IsRefusedWhereTheScheduleSendsItsNextStepOtherwise) {
 
   state_.next.clear();
   std::vector<std::byte> dense;
-  save_state({longer, kCount, 0, 2}, state_, residual_.data(), &dense);
-  BufferState out;
+  save_state({longer, kCount, 0, 2}, state_, residual_.data(), {}, &dense);
+  BufferState out(*engine_);
   EXPECT_TRUE(load_state({longer, kCount, 0, 2}, dense.data(), dense.size(), &out).ok());
   expect_refused(owner(), dense, "dense, but here it is masked");
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/crc.h"
+#include "plugin/masked/host_engine.h"
 #include "simulation.h"
 
 namespace scape::plugin::test {
@@ -59,6 +60,17 @@ std::string differ(const char* what, int t, const std::vector<float>& got,
                   got[j], expected[j], expected[j]);
   }
   return {};
+}
+
+// Host memory, of which the host is told as little as a device would tell it.
+class BlindEngine final : public HostEngine {
+ public:
+  bool may_have_skipped() const override { return true; }
+  uint16_t oldest_age(Stream, const uint16_t*, size_t, uint16_t bound) override { return bound; }
+};
+
+std::shared_ptr<Engine> make_engine(const Scenario& scenario) {
+  return scenario.blind ? std::make_shared<BlindEngine>() : make_host_engine();
 }
 
 struct Run {
@@ -123,8 +135,8 @@ std::string compare_state(Run* run, int t) {
 std::string reload(Run* run, const std::shared_ptr<Refresher>& refresher) {
   std::vector<std::byte> saved;
   if (Status status = run->buffer->save(&saved); !status.ok()) return status.message();
-  run->buffer =
-      make_masked_buffer(run->communicator, refresher, run->scenario.config, run->scenario.count);
+  run->buffer = make_masked_buffer(make_engine(run->scenario), run->communicator, refresher,
+                                   run->scenario.config, run->scenario.count);
   return run->buffer->load(saved.data(), saved.size()).message();
 }
 
@@ -145,10 +157,11 @@ std::string describe(const Scenario& s, int ranks) {
   return format(
       "%d ranks, n %zu, role %d, type %d, payload %d, residual %d, rule %d, sparsity %g, op "
       "%s%s%s, flush at %d, "
-      "reload at %d",
+      "reload at %d%s",
       ranks, s.count, s.config.role, s.config.dtype, s.config.payload, s.config.residual,
       s.config.rule, s.config.sparsity, name_of(s.op), s.out_of_place ? ", out of place" : "",
-      s.inject_nonfinite ? ", non-finite values" : "", s.flush_at, s.reload_at);
+      s.inject_nonfinite ? ", non-finite values" : "", s.flush_at, s.reload_at,
+      s.blind ? ", blind" : "");
 }
 
 std::string run_scenario(std::shared_ptr<Communicator> communicator, const Scenario& scenario,
@@ -160,8 +173,9 @@ std::string run_scenario(std::shared_ptr<Communicator> communicator, const Scena
   const bool fused = config.role == SCAPE_ROLE_FUSED;
   const bool in_place = config.residual == SCAPE_RESIDUAL_IN_PLACE;
   const auto refresher = make_refresher(communicator);
-  Run run{communicator, scenario, make_masked_buffer(communicator, refresher, config, n),
-          Simulation(config, n, ranks, scenario.shared)};
+  Run run{communicator, scenario,
+          make_masked_buffer(make_engine(scenario), communicator, refresher, config, n),
+          Simulation(config, n, ranks, scenario.shared, scenario.blind)};
 
   std::vector<Reduction> reductions;
   for (int i = 0; i < ranks; ++i)

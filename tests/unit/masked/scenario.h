@@ -22,6 +22,7 @@ struct Scenario {
   int reload_at = -1;  // save, make a new buffer and load, after this many steps
   double weight_decay = 0.1;
   bool shared = false;  // the communicator's ranks share memory
+  bool blind = false;   // the engine never tells what the data decided, as on a device
   uint64_t seed = 1;
 };
 

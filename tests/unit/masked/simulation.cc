@@ -106,7 +106,7 @@ std::vector<float> from_bytes(scape_dtype type, const std::vector<std::byte>& by
   return values;
 }
 
-Simulation::Simulation(BufferConfig config, size_t count, int ranks, bool shared)
+Simulation::Simulation(BufferConfig config, size_t count, int ranks, bool shared, bool blind)
     : mask(count),
       ages(count, 1),
       m(count),
@@ -117,6 +117,7 @@ Simulation::Simulation(BufferConfig config, size_t count, int ranks, bool shared
       ranks_(ranks),
       plain_dense_(ranks == 1 || config_.sparsity == 0),
       shared_(shared),
+      blind_(blind),
       last_(count, -1),
       applied_(count),
       flag_(ranks) {
@@ -273,7 +274,7 @@ void Simulation::step(const std::vector<std::vector<float>>& inputs,
     for (int i = 0; i < ranks_; ++i) r[i][j] = errors[i][j];
   }
   if (!skipped) applied_ = mask;
-  if (dense) clean_ = !skipped;
+  if (dense) clean_ = !skipped && !blind_;
   output = to_bytes(config_.dtype, given);
 
   // Ages stay below 2^16: a sweep over all elements in 2^14 steps.

@@ -19,7 +19,8 @@ std::vector<float> from_bytes(scape_dtype type, const std::vector<std::byte>& by
 class Simulation {
  public:
   // shared: at full sparsity, payloads are summed in memory that the ranks of one host share.
-  Simulation(BufferConfig config, size_t count, int ranks, bool shared);
+  // blind: nothing tells the host whether a step was a skip.
+  Simulation(BufferConfig config, size_t count, int ranks, bool shared, bool blind);
 
   // Steps 1 to 6. inputs[r]: what rank r hands to the all-reduce, exactly representable in the
   // buffer's type. reductions: by rank. param, lr and weight_decay are for the fused role (param
@@ -52,6 +53,7 @@ class Simulation {
   const int ranks_;
   const bool plain_dense_;
   const bool shared_;
+  const bool blind_;
   std::vector<float> powers_;
   std::vector<int64_t> last_;
   std::vector<bool> next_;
@@ -59,7 +61,7 @@ class Simulation {
   std::vector<bool> flag_;     // by rank
   std::vector<double> decay_;  // 1 - lr * weight decay of each step
   size_t sweep_ = 0;
-  bool clean_ = true;  // no residual is left from a skipped dense step
+  bool clean_ = true;  // no residual can be left from a skipped dense step
 };
 
 }  // namespace scape::plugin::test

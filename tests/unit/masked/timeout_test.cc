@@ -19,7 +19,8 @@ TEST(Timeout, EndsAFlushThatAnotherRankNeverCalls) {
   BufferConfig config = short_config(0.9, SCAPE_ROLE_GRADIENT);
   std::vector<std::unique_ptr<MaskedBuffer>> buffers;
   for (const auto& communicator : make_local_group(2)) {
-    buffers.push_back(make_masked_buffer(communicator, make_refresher(communicator), config, 100));
+    buffers.push_back(make_masked_buffer(make_host_engine(), communicator,
+                                         make_refresher(communicator), config, 100));
   }
   std::vector<std::vector<float>> data(2, std::vector<float>(100, 1));
   for (size_t r = 0; r < 2; ++r) {

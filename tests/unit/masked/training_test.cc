@@ -85,8 +85,8 @@ std::vector<double> train_masked(const Problem& problem, BufferConfig config) {
   std::vector<double> losses(kRanks);
   run_local(kRanks, [&](std::shared_ptr<Communicator> communicator) {
     const int rank = communicator->rank();
-    const auto buffer =
-        make_masked_buffer(communicator, make_refresher(communicator), config, kCount);
+    const auto buffer = make_masked_buffer(make_host_engine(), communicator,
+                                           make_refresher(communicator), config, kCount);
     std::vector<float> param(kCount), place(kCount);
     for (int t = 0; t < kSteps; ++t) {
       const std::vector<float> g = problem.gradient(param, rank, t);
