@@ -114,7 +114,7 @@ class Engine : public MemorySpace {
   // Whether the last verdict may have been a skip. Decides how later steps travel, so it must
   // never depend on timing: exact, or always true.
   virtual bool may_have_skipped() const = 0;
-  // The largest of the ages, or `bound`, which is none less, where the host would have to wait.
+  // The largest of the ages; where the host would have to wait for it, `bound`, which none exceeds.
   virtual uint16_t oldest_age(Stream stream, const uint16_t* ages, size_t n, uint16_t bound) = 0;
   virtual Counters counters() const = 0;
   // For saved state; waits.

@@ -58,6 +58,7 @@ void MaskedBufferImpl::do_adams_step(float* param, double lr, double weight_deca
   last_decay_ = static_cast<float>(weight_decay);
   StepView step = step_view();
   step.params.lr = static_cast<float>(lr);
+  // No element has waited since before the first step, nor counts as older than the table is long.
   const auto bound =
       static_cast<uint16_t>(std::min<uint64_t>(state_.step + 1, DecayTable::kLongest));
   const uint16_t oldest = step.params.plain || ages_.empty()
