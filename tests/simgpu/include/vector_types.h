@@ -1,11 +1,11 @@
 // CUDA's vector types that launches and kernels need, in own declarations.
 #pragma once
 
-struct uint3 {
+typedef struct uint3 {
   unsigned int x, y, z;
-};
+} uint3;
 
-struct dim3 {
+typedef struct dim3 {
   unsigned int x, y, z;
 #if defined(__cplusplus)
   constexpr dim3(unsigned int vx = 1, unsigned int vy = 1, unsigned int vz = 1)
@@ -13,4 +13,4 @@ struct dim3 {
   constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
   constexpr operator uint3() const { return {x, y, z}; }
 #endif
-};
+} dim3;

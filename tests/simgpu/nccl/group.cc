@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "base/exit_guard.h"
 #include "interposer/host_mode.h"
 #include "interposer/process.h"
 #include "tests/simgpu/nccl/settings.h"
@@ -44,6 +45,8 @@ ncclResult_t run_job(const Job& job, std::string* why) {
 void run_later(Job job) {
   std::thread([job = std::move(job)] {
     std::this_thread::sleep_for(settings().in_progress);
+    // It may be opening a network library, which exit() would take down meanwhile.
+    const scape::ExitGuard guard;
     std::string why;
     (void)run_job(job, &why);
     end_job(*job.comm);
