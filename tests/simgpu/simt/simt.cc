@@ -72,7 +72,7 @@ std::string sentence(const char* format, ...) {
 
 std::string kernel_name(const void* kernel) {
   Dl_info info;
-  if (dladdr(kernel, &info) == 0 || info.dli_sname == nullptr) {
+  if (dladdr(kernel, &info) == 0 || info.dli_saddr != kernel) {  // it is in no table of symbols
     return sentence("kernel at %p", kernel);
   }
   int failed = 0;

@@ -187,6 +187,18 @@ TEST_P(CudaMask, IndexesRuns) {
   }
 }
 
+// Field case F14(a): sizes are exact in 64 bits.
+TEST(CudaSizes, AreExactBeyond32Bits) {
+  constexpr size_t kN = size_t{1} << 33;
+  constexpr size_t kRuns = size_t{1} << 22;
+  EXPECT_EQ(mask_index_runs(kN), kRuns);
+  EXPECT_EQ(mask_index_runs(kN - 1), kRuns);
+  EXPECT_EQ(mask_index_bytes(kN), (kRuns + 1 + kRuns / 256) * 8);
+  EXPECT_EQ(decode_scratch_bytes(kN), (kN / kOffsetBlock + 1) * 8);
+  EXPECT_EQ(cuda::select_scratch_bytes(kN),
+            cuda::select_scratch_bytes(1) + (kRuns - 1) * 8 + (kRuns / 256 - 1) * 8);
+}
+
 TEST_P(CudaMask, CopiesAndCounts) {
   over_shapes([&](size_t n, size_t, const auto& mask) {
     const Guarded<uint64_t> other = random_mask(n, 0.4, random_);
@@ -262,6 +274,17 @@ TEST_P(CudaMask, RefusesDamagedCodes) {
     refused += !good;
   }
   EXPECT_GT(refused, 10u);
+  // Counts whose 32-bit sum is right, and one that no block can have.
+  Guarded<uint16_t> wrong(code.size());
+  for (const uint32_t shift : {0x80000000u, 0x00010000u}) {
+    wrong.assign(code);
+    uint32_t counts[2];
+    std::memcpy(counts, wrong.data(), sizeof(counts));
+    counts[0] += shift;
+    counts[1] -= shift;
+    std::memcpy(wrong.data(), counts, sizeof(counts));
+    EXPECT_FALSE(decode(wrong, true, kN, k, decoded));
+  }
   // Bits in the padding of raw words.
   Guarded<uint16_t> raw(4);
   raw[3] = 0x8000;
