@@ -60,7 +60,7 @@ TEST_P(CudaStep, StepsAsAdamS) {
 }
 
 TEST_P(CudaStep, StepsTenMillionElements) {
-  constexpr size_t kN = 10'000'019;
+  constexpr size_t kN = kTenMillion;
   const Step step(0.9, 3);
   expect_adams(step, kN, 3, IndexedMask(random_mask(kN, 0.1, random_), kN));
 }
