@@ -7,7 +7,7 @@ set(SCAPE_CUDA_ARCHITECTURES "" CACHE STRING
 
 if(SCAPE_CUDA)
   file(GLOB wheels ${CMAKE_SOURCE_DIR}/build/venv/lib/python3*/site-packages/nvidia/cu*/bin)
-  find_program(SCAPE_NVCC nvcc HINTS $ENV{CUDACXX} ENV CUDACXX PATHS /usr/local/cuda/bin ${wheels}
+  find_program(SCAPE_NVCC nvcc PATHS /usr/local/cuda/bin ${wheels}
     DOC "nvcc of a CUDA 12.8 or later toolkit")
   if(DEFINED ENV{CUDACXX} AND EXISTS "$ENV{CUDACXX}" AND NOT IS_DIRECTORY "$ENV{CUDACXX}")
     set(SCAPE_NVCC $ENV{CUDACXX})
