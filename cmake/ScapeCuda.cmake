@@ -7,7 +7,7 @@ set(SCAPE_CUDA_ARCHITECTURES "" CACHE STRING
 
 if(SCAPE_CUDA)
   file(GLOB wheels ${CMAKE_SOURCE_DIR}/build/venv/lib/python3*/site-packages/nvidia/cu*/bin)
-  find_program(SCAPE_NVCC nvcc HINTS $ENV{CUDACXX} ENV CUDACXX PATHS /usr/local/cuda/bin ${wheels}
+  find_program(SCAPE_NVCC nvcc PATHS /usr/local/cuda/bin ${wheels}
     DOC "nvcc of a CUDA 12.8 or later toolkit")
   if(DEFINED ENV{CUDACXX} AND EXISTS "$ENV{CUDACXX}" AND NOT IS_DIRECTORY "$ENV{CUDACXX}")
     set(SCAPE_NVCC $ENV{CUDACXX})
@@ -57,12 +57,20 @@ if(SCAPE_WERROR)
   list(APPEND SCAPE_NVCC_FLAGS -Werror=all-warnings -Xcompiler=-Werror)
 endif()
 
-# scape_cuda_library(NAME sources.cu... LINK libs...): a static, position-independent part of the product. What links it
-# links cudart_static, too.
-function(scape_cuda_library name)
-  cmake_parse_arguments(ARG "" "" "LINK" ${ARGN})
+# The toolkit's own folder, which nvcc may be a script away from.
+if(SCAPE_HAVE_CUDA)
+  execute_process(COMMAND ${SCAPE_NVCC} --dryrun -x cu -c ${CMAKE_CURRENT_LIST_FILE} ERROR_VARIABLE steps OUTPUT_QUIET)
+  if(steps MATCHES "TOP=([^\n]+)")
+    set(SCAPE_CUDA_TOP ${CMAKE_MATCH_1})
+  endif()
+  find_library(SCAPE_CUDART cudart_static HINTS ${SCAPE_CUDA_TOP} PATH_SUFFIXES lib lib64 targets/x86_64-linux/lib)
+  find_path(SCAPE_CUB cub/device/device_select.cuh HINTS ${SCAPE_CUDA_TOP} PATH_SUFFIXES include/cccl include)
+endif()
+
+# scape_cuda_objects(OUT sources.cu...): their objects.
+function(scape_cuda_objects out)
   set(objects "")
-  foreach(source ${ARG_UNPARSED_ARGUMENTS})
+  foreach(source ${ARGN})
     set(from ${CMAKE_CURRENT_SOURCE_DIR}/${source})
     set(to ${CMAKE_CURRENT_BINARY_DIR}/${source}.o)
     add_custom_command(OUTPUT ${to}
@@ -70,6 +78,14 @@ function(scape_cuda_library name)
       DEPENDS ${from} ${SCAPE_NVCC} DEPFILE ${to}.d VERBATIM COMMENT "Building CUDA object ${source}.o")
     list(APPEND objects ${to})
   endforeach()
+  set(${out} ${objects} PARENT_SCOPE)
+endfunction()
+
+# scape_cuda_library(NAME sources.cu... LINK libs...): a static, position-independent part of the product. What links it
+# links cudart_static, too.
+function(scape_cuda_library name)
+  cmake_parse_arguments(ARG "" "" "LINK" ${ARGN})
+  scape_cuda_objects(objects ${ARG_UNPARSED_ARGUMENTS})
   add_library(${name} STATIC ${objects})
   set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
   target_link_libraries(${name} PUBLIC ${ARG_LINK})

@@ -96,6 +96,10 @@ __global__ void __launch_bounds__(kThreads)
   const size_t begin = size_t{blockIdx.x} * kOffsetBlock;
   const size_t size = n - begin < kOffsetBlock ? n - begin : kOffsetBlock;
   const uint32_t count = get32(code + size_t{blockIdx.x} * 2);
+  if (count > size) {
+    if (threadIdx.x == 0) refuse(refusal);
+    return;
+  }
   const uint16_t* const offsets = code + blocks * 2 + starts[blockIdx.x];
   for (unsigned w = threadIdx.x; w < kBlockWords * 2; w += kThreads) halves[w] = 0;
   __syncthreads();

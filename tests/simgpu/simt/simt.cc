@@ -72,7 +72,7 @@ std::string sentence(const char* format, ...) {
 
 std::string kernel_name(const void* kernel) {
   Dl_info info;
-  if (dladdr(kernel, &info) == 0 || info.dli_sname == nullptr) {
+  if (dladdr(kernel, &info) == 0 || info.dli_saddr != kernel) {  // it is in no table of symbols
     return sentence("kernel at %p", kernel);
   }
   int failed = 0;
@@ -151,11 +151,13 @@ class Worker {
  public:
   void work(Run& run);
 
+  Worker* next_idle = nullptr;
+
   // ---- called on fibers ----
   int barrier(Fiber& fiber, Vote vote, bool predicate, Site site);
   uint64_t warp_operation(Fiber& fiber, WarpOp op, unsigned mask, uint64_t value, unsigned source,
                           Site site);
-  [[noreturn]] void fail(Fiber& fiber, const std::string& what);
+  [[noreturn]] void fail(Fiber& fiber, std::string&& what);
   const std::function<void()>& thread() const { return run_->thread; }
   void begin(Fiber& fiber);
   void exit(Fiber& fiber);
@@ -288,8 +290,10 @@ void Worker::exit(Fiber& fiber) {
   leave(fiber);
 }
 
-void Worker::fail(Fiber& fiber, const std::string& what) {
+void Worker::fail(Fiber& fiber, std::string&& what) {
   run_->fail(fiber.indices, what);
+  std::string().swap(what);  // the caller's, whose frame is never left
+  order_before();
   fiber.state = State::kFailed;
   for (;;) leave(fiber);
 }
@@ -518,9 +522,10 @@ void Worker::run_block(size_t block) {
   while (!runnable_.empty()) {
     Fiber& fiber = at(take_runnable());
     resume(fiber);
-    if (fiber.state == State::kFailed) return;
+    if (fiber.state == State::kFailed) break;
   }
   order_after();
+  if (run_->failed.load(std::memory_order_relaxed)) return;
   if (exited_ < threads_) {
     report_deadlock();
   } else {
@@ -543,35 +548,26 @@ void Worker::work(Run& run) {
   fibers_.clear();
 }
 
-// Workers that no grid uses; never destroyed, since a program may end while a grid runs.
-class Workers {
- public:
-  std::unique_ptr<Worker> take() {
-    std::lock_guard lock(mutex_);
-    if (idle_.empty()) return std::make_unique<Worker>();
-    std::unique_ptr<Worker> worker = std::move(idle_.back());
-    idle_.pop_back();
-    return worker;
-  }
-  void give_back(std::unique_ptr<Worker> worker) {
-    std::lock_guard lock(mutex_);
-    idle_.push_back(std::move(worker));
-  }
+// Workers that no grid uses. Nothing of it is made at run time or destroyed: a program may end
+// while a grid runs.
+constinit std::mutex idle_mutex;
+constinit Worker* idle_workers = nullptr;
 
- private:
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Worker>> idle_;
-};
+Worker* take_worker() {
+  std::lock_guard lock(idle_mutex);
+  if (idle_workers == nullptr) return new Worker;
+  return std::exchange(idle_workers, idle_workers->next_idle);
+}
 
-Workers& workers() {
-  static auto* const all = new Workers;
-  return *all;
+void give_back(Worker* worker) {
+  std::lock_guard lock(idle_mutex);
+  worker->next_idle = std::exchange(idle_workers, worker);
 }
 
 void work_on(Run& run) {
-  std::unique_ptr<Worker> worker = workers().take();
+  Worker* const worker = take_worker();
   worker->work(run);
-  workers().give_back(std::move(worker));
+  give_back(worker);
 }
 
 Fiber& current_fiber() { return *reinterpret_cast<Fiber*>(const_cast<Indices*>(current_indices)); }
@@ -651,9 +647,9 @@ extern "C" [[noreturn]] void __ubsan_handle_out_of_bounds_abort(const BoundsChec
 extern "C" [[noreturn]] void __ubsan_handle_out_of_bounds_abort(const BoundsCheck* check,
                                                                 uintptr_t index) {
   using namespace simgpu;
-  const std::string what = sentence("index %zd is outside the array at %s:%u",
-                                    static_cast<ssize_t>(index), check->file, check->line);
-  if (current_indices != nullptr) current_fiber().worker->fail(current_fiber(), what);
+  std::string what = sentence("index %zd is outside the array at %s:%u",
+                              static_cast<ssize_t>(index), check->file, check->line);
+  if (current_indices != nullptr) current_fiber().worker->fail(current_fiber(), std::move(what));
   std::fprintf(stderr, "simgpu: %s\n", what.c_str());
   std::abort();
 }

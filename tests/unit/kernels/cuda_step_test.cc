@@ -44,73 +44,67 @@ class CudaStep : public CudaKernels {
     return out;
   }
 
-  struct Case {
-    double beta1;
-    bool plain, decay;
-  };
-  static constexpr Case kCases[] = {
-      {0.9, false, true}, {0.999, false, false}, {0.9, true, true}, {0.0, false, true}};
+  // Parameters of one kind or another, by turns.
+  const Step& step() const { return steps_[turn_ / 4 % 4]; }
+
+ private:
+  const Step steps_[4] = {Step(0.9, 3), Step(0.999, 3, false, false), Step(0.9, 3, true),
+                          Step(0.0, 3)};
 };
 
 SCAPE_CUDA_TESTS(CudaStep);
 
 TEST_P(CudaStep, StepsAsAdamS) {
-  for (const Case& c : kCases) {
-    const Step step(c.beta1, 3, c.plain, c.decay);
-    over_shapes(
-        [&](size_t n, size_t offset, const auto& mask) { expect_adams(step, n, offset, mask); });
-  }
+  over_shapes(
+      [&](size_t n, size_t offset, const auto& mask) { expect_adams(step(), n, offset, mask); });
 }
 
 TEST_P(CudaStep, StepsTenMillionElements) {
-  constexpr size_t kN = 10'000'019;
+  constexpr size_t kN = kTenMillion;
   const Step step(0.9, 3);
   expect_adams(step, kN, 3, IndexedMask(random_mask(kN, 0.1, random_), kN));
 }
 
 TEST_P(CudaStep, FollowsTheMoment) {
-  for (const Case& c : kCases) {
-    const Step step(c.beta1, 3, c.plain, c.decay);
-    over_shapes([&](size_t n, size_t offset, const auto& mask) {
-      for (const Type type : kTypes) {
-        Guarded<float> values(mask.bits()), wide(mask.bits()), m(n, offset), expected_m(n);
-        Guarded<uint16_t> last(n, offset), expected_last(n);
-        fill(values, random_);
-        fill(m, random_);
-        fill_last(last, step.params.t, random_);
-        const auto payload = as_type(type, values, offset);
-        reference().to_float(type, payload.data(), wide.data(), wide.size());
-        expected_m.assign(m);
-        expected_last.assign(last);
-        const size_t units = n * size_of(type) / 2;
-        Guarded<uint16_t> out(units, offset * size_of(type) / 2), expected(units);
-        for (const uint32_t skipped : {1u, 0u}) {
-          const Verdict verdict{skipped};
-          Guarded<float> shown(n);
-          if (skipped == 0) {
-            reference().moment_step(wide.data(), mask.words().data(), n, step.params,
-                                    expected_m.data(), expected_last.data());
-          }
-          shown.assign(expected_m);
-          if (skipped != 0) {
-            Guarded<float> nans(mask.bits());
-            std::fill_n(nans.data(), nans.size(), std::numeric_limits<float>::quiet_NaN());
-            reference().scatter(nans.data(), mask.words().data(), n, shown.data());
-          }
-          reference().from_float(type, shown.data(), expected.data(), n);
-          ASSERT_RUNS(moment_step(kStream, type, payload.data(), mask.view(), step.params, m.data(),
-                                  last.data(), &verdict));
-          ASSERT_RUNS(moment_output(kStream, type, m.data(), mask.view(), out.data(), &verdict));
-          expect_same(expected_m, m, "m");
-          expect_same(expected_last, last, "last");
-          expect_same(expected, out, "out");
+  over_shapes([&](size_t n, size_t offset, const auto& mask) {
+    for (const Type type : kTypes) {
+      Guarded<float> values(mask.bits()), wide(mask.bits()), m(n, offset), expected_m(n);
+      Guarded<uint16_t> last(n, offset), expected_last(n);
+      fill(values, random_);
+      fill(m, random_);
+      fill_last(last, step().params.t, random_);
+      const auto payload = as_type(type, values, offset);
+      reference().to_float(type, payload.data(), wide.data(), wide.size());
+      expected_m.assign(m);
+      expected_last.assign(last);
+      const size_t units = n * size_of(type) / 2;
+      Guarded<uint16_t> out(units, offset * size_of(type) / 2), expected(units);
+      for (const uint32_t skipped : {1u, 0u}) {
+        const Verdict verdict{skipped};
+        Guarded<float> shown(n);
+        if (skipped == 0) {
+          reference().moment_step(wide.data(), mask.words().data(), n, step().params,
+                                  expected_m.data(), expected_last.data());
         }
-        m.check_guards();
-        last.check_guards();
-        out.check_guards();
+        shown.assign(expected_m);
+        if (skipped != 0) {
+          Guarded<float> nans(mask.bits());
+          std::fill_n(nans.data(), nans.size(), std::numeric_limits<float>::quiet_NaN());
+          reference().scatter(nans.data(), mask.words().data(), n, shown.data());
+        }
+        reference().from_float(type, shown.data(), expected.data(), n);
+        ASSERT_ENQUEUED(moment_step(kStream, type, payload.data(), mask.view(), step().params,
+                                    m.data(), last.data(), &verdict));
+        ASSERT_RUNS(moment_output(kStream, type, m.data(), mask.view(), out.data(), &verdict));
+        expect_same(expected_m, m, "m");
+        expect_same(expected_last, last, "last");
+        expect_same(expected, out, "out");
       }
-    });
-  }
+      m.check_guards();
+      last.check_guards();
+      out.check_guards();
+    }
+  });
 }
 
 TEST_P(CudaStep, StepsHooked) {
@@ -202,29 +196,28 @@ TEST_P(CudaStep, StepsAfterwards) {
 }
 
 TEST_P(CudaStep, Scores) {
-  for (const bool plain : {false, true}) {
-    const Step step(plain ? 0.9999 : 0.9, 65535, plain);
-    over_shapes([&](size_t n, size_t offset, const auto&) {
-      Guarded<float> m(n, offset), residual(n, offset), expected_residual(n);
-      Guarded<float> out(n, offset), expected(n);
-      Guarded<uint16_t> last(n, offset);
-      fill(m, random_);
-      fill(residual, random_, random_() % 2 == 0 ? Data::kSpecial : Data::kFinite);
-      fill(last, random_);
-      expected_residual.assign(residual);
-      const size_t cleared = reference().score(m.data(), last.data(), expected_residual.data(), n,
-                                               step.params, 4.0f, expected.data());
-      NonfiniteFlag flag{.cleared = 2, .raised = 0};
-      ASSERT_RUNS(score(kStream, m.data(), last.data(), residual.data(), n, step.params, 4.0f,
-                        out.data(), &flag));
-      ASSERT_EQ(flag.cleared, 2 + cleared);
-      ASSERT_EQ(flag.raised != 0, cleared > 0);
-      expect_same(expected_residual, residual, "residual");
-      expect_same(expected, out, "scores");
-      residual.check_guards();
-      out.check_guards();
-    });
-  }
+  const Step lazy(0.9, 65535), plain(0.9999, 65535, true);
+  over_shapes([&](size_t n, size_t offset, const auto&) {
+    const StepParams& params = turn_ / 4 % 2 == 0 ? lazy.params : plain.params;
+    Guarded<float> m(n, offset), residual(n, offset), expected_residual(n);
+    Guarded<float> out(n, offset), expected(n);
+    Guarded<uint16_t> last(n, offset);
+    fill(m, random_);
+    fill(residual, random_, random_() % 2 == 0 ? Data::kSpecial : Data::kFinite);
+    fill(last, random_);
+    expected_residual.assign(residual);
+    const size_t cleared = reference().score(m.data(), last.data(), expected_residual.data(), n,
+                                             params, 4.0f, expected.data());
+    NonfiniteFlag flag{.cleared = 2, .raised = 0};
+    ASSERT_RUNS(
+        score(kStream, m.data(), last.data(), residual.data(), n, params, 4.0f, out.data(), &flag));
+    ASSERT_EQ(flag.cleared, 2 + cleared);
+    ASSERT_EQ(flag.raised != 0, cleared > 0);
+    expect_same(expected_residual, residual, "residual");
+    expect_same(expected, out, "scores");
+    residual.check_guards();
+    out.check_guards();
+  });
 }
 
 }  // namespace
