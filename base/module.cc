@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "base/log.h"
+#include "base/signal_handlers.h"
 
 namespace scape {
 namespace {
@@ -36,7 +37,10 @@ Status open_module(const std::string& name, void** handle) {
   // Beside the library; for a program in bin/, in the lib/ next to it.
   std::string reasons;
   for (const std::string& path : {here + "/" + file, here + "/../lib/" + file}) {
-    *handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    {
+      const KeepSignalHandlers handlers;
+      *handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    }
     if (*handle != nullptr) {
       SCAPE_DEBUG("module %s", path.c_str());
       return Status::Ok();

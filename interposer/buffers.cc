@@ -187,14 +187,14 @@ void note_dense(Registration& registration, const HostComm& comm, size_t byte_of
 
 // The registration that a call's own options stand for.
 Status registration_of_call(const CallOptions& options, const void* send, const void* recv,
-                            size_t count, DataType type, ReduceOp op, const std::string& next_name,
+                            size_t count, DataType type, ReduceOp op, const std::string& named,
                             std::shared_ptr<Registration>* out) {
   const char* name = options.config.name;
-  if (!next_name.empty()) {
+  if (!named.empty()) {
     return error(SCAPE_ERR_USAGE,
                  "the call is named twice: \"%s\" by scape_next() and \"%s\" by SCAPE_CALL_NAME; "
                  "leave one out",
-                 next_name.c_str(), name);
+                 named.c_str(), name);
   }
   for (const void* address : {send, recv}) {
     if (const auto other = registry().find(address); other != nullptr) {

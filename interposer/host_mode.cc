@@ -511,13 +511,14 @@ void publish(std::shared_ptr<plugin::Communicator> made, int device, ncclComm_t*
     return;
   }
   claim_process();
-  set_log_rank(made->rank());
   *out = add_comm(std::make_shared<HostComm>(std::move(made), device));
 }
 
 Status connect(const ncclUniqueId& id, int rank, int size, int device, ncclComm_t* out) {
   std::shared_ptr<plugin::Communicator> made;
   SCAPE_RETURN_IF_ERROR(plugin::create_communicator(to_plugin(id), rank, size, &made));
+  // Not a split's: log lines are sorted by the rank that the launcher gave.
+  set_log_rank(made->rank());
   publish(std::move(made), device, out);
   return {};
 }

@@ -128,6 +128,16 @@ Status do_self_check(scape_registration registration) {
   return {};
 }
 
+// Of a range that is registered, or will be a buffer of its own inside one.
+bool before_first_call(const void* address, size_t count) {
+  std::shared_ptr<Buffer> buffer;
+  if (find_buffer(address, count, &buffer).ok()) return false;
+  const std::shared_ptr<Registration> registration = registry().find(address);
+  if (registration == nullptr) return false;
+  const size_t offset = reinterpret_cast<uintptr_t>(address) - registration->base;
+  return offset + count * registration->element_size() <= registration->bytes();
+}
+
 Status do_next(const char* name) {
   SCAPE_RETURN_IF_ERROR(begin());
   SCAPE_RETURN_IF_ERROR(check_pointer(name, "name"));
@@ -192,6 +202,7 @@ using scape::Status;
 using scape::interposer::begin;
 using scape::interposer::check_pointer;
 using scape::interposer::guarded;
+using scape::interposer::before_first_call;
 using scape::interposer::with_buffer;
 using scape::plugin::MaskedBuffer;
 
@@ -313,7 +324,8 @@ scape_status scape_clear_masked(void* buffer, size_t count, void*) {
 
 scape_status scape_flush(void* buffer, size_t count, float* param, double lr, double weight_decay,
                          void*) {
-  return guarded("scape_flush", [&] {
+  return guarded("scape_flush", [&]() -> Status {
+    if (before_first_call(buffer, count)) return {};
     return with_buffer(buffer, count, [&](MaskedBuffer& masked) {
       return masked.flush(buffer, param, lr, weight_decay);
     });

@@ -499,10 +499,11 @@ int run_program(int argc, char** argv) {
   Status status = Control::connect(launch, kMeetSeconds, kGraceSeconds, &control);
   if (status.ok()) status = run_rank(options, *control, &wrong);
   if (!status.ok()) {
-    fail(launch.rank, status, kExitFailed);
+    const bool refused = status.code() == SCAPE_ERR_ARGUMENT;
+    const int code = fail(launch.rank, status, refused ? kExitUsage : kExitFailed);
     // What is left of the connections could wait for a rank that is gone.
     std::fflush(nullptr);
-    _exit(kExitFailed);
+    _exit(code);
   }
   return wrong == 0 ? kExitOk : kExitWrong;
 }

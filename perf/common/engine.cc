@@ -8,6 +8,7 @@
 
 #include <unistd.h>
 
+#include "base/large_pages.h"
 #include "perf/common/pattern.h"
 
 namespace scape::perf {
@@ -386,8 +387,11 @@ Status measure_roof(Session& session, size_t bytes, double* gigabytes_per_second
 
 Status Stream::open(size_t bytes) {
   bytes_ = bytes;
-  SCAPE_RETURN_IF_ERROR(a_.allocate(bytes));
-  return b_.allocate(bytes);
+  for (Memory* array : {&a_, &b_}) {
+    SCAPE_RETURN_IF_ERROR(array->allocate(bytes));
+    move_to_large_pages(array->data(), bytes);  // as fast as memory is
+  }
+  return Status::Ok();
 }
 
 Status Stream::pass() {

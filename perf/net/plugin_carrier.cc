@@ -26,9 +26,8 @@ void log_line(int level, unsigned long, const char*, int, const char* text, ...)
   const std::string line = vformat(text, args);
   va_end(args);
   if (level == NET_LOG_WARN) last_warning = line;
-  if (level == NET_LOG_INFO && wanted != nullptr && strcmp(wanted, "INFO") == 0) {
-    std::fprintf(stderr, "%s\n", line.c_str());
-  }
+  const bool shown = wanted != nullptr && (strcmp(wanted, "INFO") == 0 || level == NET_LOG_WARN);
+  if (shown) std::fprintf(stderr, "%s\n", line.c_str());
 }
 
 Status call_failed(const char* call, int result) {

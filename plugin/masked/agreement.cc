@@ -1,6 +1,7 @@
 #include "plugin/masked/agreement.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cinttypes>
 #include <cstring>
 
@@ -8,7 +9,11 @@ namespace scape::plugin {
 namespace {
 
 std::string shown(uint64_t value) { return format("%" PRIu64, value); }
-std::string shown(double value) { return format("%.17g", value); }
+// The shortest text that no other value has.
+std::string shown(double value) {
+  char text[32];
+  return std::string(text, std::to_chars(text, text + sizeof text, value).ptr);
+}
 std::string shown(const char (&value)[64]) {
   return format("'%.*s'", static_cast<int>(sizeof(value)), value);
 }

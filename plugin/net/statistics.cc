@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/settings.h"
 #include "plugin/net/nccl_log.h"
 
@@ -153,7 +154,7 @@ void write(bool say) noexcept {
       to->failed = !status.ok();
     }
     // Not under the lock: a logger may end the process, which writes once more.
-    if (!status.ok() && say) NET_WARN("%s", status.message().c_str());
+    if (!status.ok() && say) SCAPE_WARN("net: %s", status.message().c_str());
   } catch (const std::exception&) {
     // No memory. The next write brings what this one would have.
   }
@@ -357,7 +358,7 @@ void start_statistics(const Devices& devices) {
   if (settings().net_stats.empty()) return;
   static const bool started = [&] {
     const Status status = start(devices);
-    if (!status.ok()) NET_WARN("%s", status.message().c_str());
+    if (!status.ok()) SCAPE_WARN("net: %s", status.message().c_str());
     return status.ok();
   }();
   static_cast<void>(started);

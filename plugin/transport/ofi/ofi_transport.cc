@@ -25,6 +25,7 @@
 
 #include "base/log.h"
 #include "base/settings.h"
+#include "base/signal_handlers.h"
 #include "plugin/transport/descriptors.h"
 #include "plugin/transport/device_filter.h"
 #include "plugin/transport/peer_address.h"
@@ -113,6 +114,7 @@ class Choice {
 
   // The devices of the provider that would be chosen.
   static Status devices(std::vector<TransportDevice>* out) {
+    const KeepSignalHandlers handlers;
     out->clear();
     InfoPtr all;
     const fi_info* best = nullptr;
@@ -732,6 +734,7 @@ Status make(const TransportOptions& options, std::unique_ptr<Transport>* out) {
   // another process takes it at the same time. The provider shm names its memory after the process,
   // and fails when it finds what a killed process of the same number left (it removes that then).
   // An endpoint that failed so cannot be opened again (1.17).
+  const KeepSignalHandlers handlers;  // psm2, psm3 and shm install theirs
   Status status;
   bool taken = true;
   for (int attempt = 0; taken && attempt < kNameAttempts; ++attempt) {

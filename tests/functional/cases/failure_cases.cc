@@ -145,6 +145,31 @@ RANK_PART(F27_killed_at_each_point) {
   CHECK(since(began) < 5 * test::kSlowdown);
 }
 
+// A program's signals mean what they did before there was a communicator.
+RANK_PART(F27_signals_mean_what_they_did) {
+  // Below 32: the C library itself takes two real-time signals with the first thread.
+  const auto handled = [] {
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.rfind("SigCgt:", 0) == 0)
+        return std::stoull(line.substr(7), nullptr, 16) & 0x7fffffff;
+    }
+    failed(__FILE__, __LINE__, "SigCgt", "");
+  };
+  const auto before = handled();
+  std::vector<float> gradient(1000, 1);
+  add(gradient.data(), gradient.size(), "weights", 0.1);
+  ncclComm_t comm = self.init();
+  for (int step = 0; step < 3; ++step) all_reduce(gradient, comm);
+  CHECK(handled() == before);
+  self.meet("stepped");
+  ::raise(SIGTERM);
+}
+
+LAUNCHED_CASE(F27_signals_mean_what_they_did) {
+  expect(rank_runs("F27_signals_mean_what_they_did", 2), {128 + SIGTERM, 128 + SIGTERM});
+}
+
 LAUNCHED_CASE(F27_killed_at_each_point) {
   struct Point {
     const char* name;
