@@ -178,7 +178,8 @@ class Communicator {
   // once.
   virtual Status async_error() const = 0;
 
-  // Fails everything under way here and, by message, on the other ranks. Returns at once.
+  // Fails everything under way here and, by message, on the other ranks. Returns at once, but for a
+  // time-out: then it asks the others for a second who keeps them, and names those ranks.
   virtual void abort(const Status& why) = 0;
 
   // Starts to make a second, independent communicator over the same ranks for background traffic.

@@ -166,15 +166,48 @@ void HostCommunicator::fail_locked(const Status& why) {
 
 void HostCommunicator::abort(const Status& why) {
   if (!check_process("abort").ok()) return;
+  const bool timed_out = why.code() == SCAPE_ERR_TIMEOUT;
+  const std::string culprits = timed_out ? who_keeps_the_others() : "";
   // A rank that gives up tells the others why it has to, where it knows.
   const Status cause = trouble_of_others();
   std::lock_guard<std::mutex> lock(mutex_);
   if (!cause.ok()) return fail_locked(cause);
-  if (why.code() == SCAPE_ERR_TIMEOUT && !executor_->idle()) {
+  if (!culprits.empty()) {
+    return fail_locked(error(why.code(), "%s; %s", why.message().c_str(), culprits.c_str()));
+  }
+  if (timed_out && !executor_->idle()) {
     return fail_locked(error(why.code(), "%s; on rank %d, %s", why.message().c_str(), rank_,
                              executor_->waits().c_str()));
   }
   fail_locked(why);
+}
+
+std::string HostCommunicator::who_keeps_the_others() {
+  if (lifeline_ == nullptr || lifeline_->failed()) return {};
+  int channel = channel_;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!failure_.ok()) return {};
+    // A call that waits for its mask has nothing under way here.
+    if (executor_->idle()) channel = 1;
+  }
+  const Lifeline::Roll roll = lifeline_->call_roll(channel);
+  const auto list = [](const std::vector<int>& ranks) {
+    constexpr size_t kShown = 8;
+    std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+    for (size_t i = 0; i < std::min(ranks.size(), kShown); ++i) {
+      text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+    }
+    if (ranks.size() > kShown) text += format(" and %zu more", ranks.size() - kShown);
+    return text;
+  };
+  if (!roll.silent.empty()) {
+    return list(roll.silent) +
+           " gave no sign of life for a second (stopped, busy outside Scape's "
+           "calls, or cut off)";
+  }
+  if (!roll.behind.empty()) return list(roll.behind) + " did not come to this call";
+  return {};
 }
 
 Status HostCommunicator::async_error() const {

@@ -215,6 +215,9 @@ class HostCommunicator final : public Communicator {
   bool in_forked_child() const { return fork_count() != forks_; }
   // What the lifeline knows: a failure elsewhere, or a rank that died.
   Status trouble_of_others() const;
+  // After a time-out: the ranks that all wait for, as far as that can be told; empty where not.
+  // Asks them, for a second at most.
+  std::string who_keeps_the_others();
   Status refusal() const;  // of a call to a failed communicator; locked
   Status start(const Arguments& arguments, const CallTag& tag, WorkPtr* work);
   Status start_locked(const Arguments& arguments, const CallTag& tag, WorkPtr* work);

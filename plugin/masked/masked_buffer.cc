@@ -283,6 +283,8 @@ bool MaskedBufferImpl::wait_for(const std::shared_ptr<SideJob>& job, const char*
               "SCAPE_TIMEOUT",
               config_.name.c_str(), waited_s, what);
     communicator_->abort(problem);
+    // It adds who is to blame, where it can tell.
+    if (const Status known = communicator_->async_error(); !known.ok()) problem = known;
   }
   if (problem.ok()) return false;
   fail(problem);

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <iterator>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "base/log.h"
@@ -15,7 +16,14 @@
 namespace scape::plugin {
 namespace {
 
-enum FrameKind : uint8_t { kFailure = 1, kDescriptor = 2, kGoodbye = 3, kDeparture = 4 };
+enum FrameKind : uint8_t {
+  kFailure = 1,
+  kDescriptor = 2,
+  kGoodbye = 3,
+  kDeparture = 4,
+  kRoll = 5,
+  kPresent = 6
+};
 
 struct FrameHeader {
   uint8_t kind = 0;
@@ -32,6 +40,10 @@ constexpr int64_t kPollEveryNs = 1'000'000;
 // long those that do not know of a failure yet are waited for.
 constexpr auto kLookAfter = std::chrono::seconds(1);
 constexpr auto kLinger = std::chrono::seconds(1);
+// All ranks time out at about the same time: a roll that is called so soon after another is the
+// same.
+constexpr auto kSameRoll = std::chrono::milliseconds(200);
+constexpr auto kRollTime = std::chrono::seconds(1);
 constexpr size_t kMaxQueued = size_t{256} << 10;
 // Taken from a peer at once; what is more waits for the next time.
 constexpr size_t kMaxTaken = size_t{64} << 10;
@@ -289,6 +301,12 @@ void Lifeline::handle_frame(Link* link, uint8_t kind, uint8_t channel, int32_t r
     case kDeparture:
       if (rank >= 0 && rank < size_ && rank != rank_) note_departure(rank, code != 0, link);
       break;
+    case kRoll:
+      answer_roll(link);
+      break;
+    case kPresent:
+      note_presence(rank, code, body, link);
+      break;
     default:
       break;
   }
@@ -353,6 +371,54 @@ std::vector<Lifeline::Departure> Lifeline::departures() const {
     if (Clock::now() - gone.when >= kDepartureGrace) departures.push_back({rank, gone.orderly});
   }
   return departures;
+}
+
+void Lifeline::answer_roll(const Link* from) {
+  const Clock::time_point now = Clock::now();
+  if (now - roll_called_ < kSameRoll) return;
+  roll_called_ = now;
+  send_to_all(kRoll, 0, rank_, 0, {}, from);
+  const std::array<uint64_t, 2> calls{channels_[0].calls, channels_[1].calls};
+  send_to_all(kPresent, 0, rank_, ++answers_, std::as_bytes(std::span(calls)));
+}
+
+void Lifeline::note_presence(int rank, int32_t number, std::span<const std::byte> body,
+                             const Link* from) {
+  if (rank < 0 || rank >= size_ || rank == rank_ || body.size() != sizeof(Presence::calls)) return;
+  Presence& known = present_[rank];
+  if (number <= known.number) return;  // it came another way, too
+  known.number = number;
+  known.when = Clock::now();
+  std::memcpy(known.calls.data(), body.data(), body.size());
+  send_to_all(kPresent, 0, rank, number, body, from);
+}
+
+Lifeline::Roll Lifeline::call_roll(int channel) {
+  const Clock::time_point until = Clock::now() + kRollTime;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    answer_roll(nullptr);
+  }
+  for (;;) {
+    poll(true);
+    Roll roll;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto at = static_cast<size_t>(channel);
+      for (int rank = 0; rank < size_; ++rank) {
+        if (rank == rank_) continue;
+        const auto found = present_.find(rank);
+        // An answer may overtake the call.
+        if (found == present_.end() || found->second.when < roll_called_ - kSameRoll) {
+          roll.silent.push_back(rank);
+        } else if (found->second.calls[at] < channels_[at].calls) {
+          roll.behind.push_back(rank);
+        }
+      }
+    }
+    if (roll.silent.empty() || failed() || Clock::now() >= until) return roll;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 void Lifeline::started(int channel, const Descriptor& descriptor) {

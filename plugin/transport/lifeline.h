@@ -8,9 +8,11 @@
 //   different
 //     things hear what each of them called. A call that gets on sends none: its messages carry a
 //     digest of the description in their tags, and ranks that differ never take each other's
-//     messages.
+//     messages;
+//   - the roll, once a call has timed out: who answers, and how many calls each has started.
 //
-// Shared by a communicator and its side channel. Thread-safe; nothing blocks after connect().
+// Shared by a communicator and its side channel. Thread-safe; after connect() nothing blocks but
+// call_roll().
 #pragma once
 
 #include <poll.h>
@@ -87,6 +89,14 @@ class Lifeline {
   };
   std::vector<Departure> departures() const;
 
+  // Who keeps the others, as far as it can be told: ranks that did not answer within a second
+  // (stopped, in none of this library's calls, or cut off), and ranks that have started fewer calls
+  // of the channel than this one. Every rank answers whose poll() is called.
+  struct Roll {
+    std::vector<int> silent, behind;
+  };
+  Roll call_roll(int channel);
+
   // Every call of a channel, in order, before its first message.
   void started(int channel, const Descriptor& descriptor);
   // Tells the neighbours what this rank is calling; once per call.
@@ -110,6 +120,12 @@ class Lifeline {
     // Of calls that this rank has not made yet, by call and rank.
     std::map<std::pair<uint64_t, int>, Descriptor> early;
   };
+  // What a rank said when the roll was called.
+  struct Presence {
+    int32_t number = 0;  // its answers are numbered from 1
+    Clock::time_point when;
+    std::array<uint64_t, 2> calls{};  // by channel
+  };
   struct Gone {
     Clock::time_point when;
     bool orderly = false;
@@ -130,6 +146,8 @@ class Lifeline {
   void flush_link(Link* link);
   void note_departure(int rank, bool orderly, const Link* from);
   void record_failure(const Status& why, const Link* from);
+  void answer_roll(const Link* from);
+  void note_presence(int rank, int32_t number, std::span<const std::byte> body, const Link* from);
   void compare(const Descriptor& mine, int peer, const Descriptor& theirs);
 
   int rank_ = 0, size_ = 1;
@@ -142,6 +160,9 @@ class Lifeline {
   std::vector<Link> links_;
   std::array<Channel, 2> channels_;
   std::map<int, Gone> gone_;
+  Clock::time_point roll_called_;
+  int32_t answers_ = 0;
+  std::map<int, Presence> present_;
   Describe describe_ = nullptr;
   Status failure_;
   std::atomic<bool> failed_{false};

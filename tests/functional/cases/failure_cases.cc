@@ -105,6 +105,58 @@ LAUNCHED_CASE(F27_dead_and_stopped_ranks) {
   }
 }
 
+// Whoever waits for whom in the ring, all name the rank that stopped, or stays away from the call.
+RANK_PART(F27_who_keeps_the_others_is_named) {
+  const std::string text = argument();  // "victim how"
+  const int victim = std::stoi(text.substr(0, text.find(' ')));
+  const bool masked = contains(text, "masked");
+  std::vector<float> values(50000, 1);
+  if (masked) add(values.data(), values.size(), "weights", 0.1);
+  ncclComm_t comm = self.init();
+  for (int call = 0; call < 4; ++call) all_reduce(values, comm);
+  const std::string pid_file = self.folder + "/victim";
+  if (self.rank == victim) std::ofstream(pid_file) << ::getpid();
+  self.meet("called");
+  if (self.rank == victim && contains(text, "stopped")) ::raise(SIGSTOP);
+  if (self.rank == victim) ::pause();
+  const auto began = Clock::now();
+  ncclResult_t result = ncclSuccess;
+  for (int call = 0; result == ncclSuccess && call < 100000; ++call) {
+    result = ncclAllReduce(values.data(), values.data(), values.size(), ncclFloat32, ncclSum, comm,
+                           nullptr);
+  }
+  CHECK(result != ncclSuccess);
+  const std::string why = ncclGetLastError(comm);
+  // No other rank is.
+  for (int other = 0; other < self.ranks; ++other) {
+    const bool named = contains(why, "rank " + std::to_string(other));
+    CHECK_SAYING(named == (other == victim), why);
+  }
+  see_the_death(comm, victim, began, 10, why.c_str());
+  pid_t pid = 0;
+  std::ifstream(pid_file) >> pid;
+  ::kill(pid, SIGKILL);
+}
+
+LAUNCHED_CASE(F27_who_keeps_the_others_is_named) {
+  for (const char* how : {"stopped", "stopped masked", "busy masked"}) {
+    std::vector<Run> all;
+    std::vector<int> statuses;
+    for (int victim = 0; victim < 3; ++victim) {
+      std::vector<Run> runs =
+          rank_runs("F27_who_keeps_the_others_is_named", 3, std::to_string(victim) + " " + how);
+      for (size_t rank = 0; rank < runs.size(); ++rank) {
+        runs[rank].environment["SCAPE_TIMEOUT"] = "4";
+        runs[rank].environment["SCAPE_SHARED_MEMORY"] = victim == 1 ? "0" : "1";
+        runs[rank].limit_s = 60;
+        statuses.push_back(rank == static_cast<size_t>(victim) ? 128 + SIGKILL : 0);
+        all.push_back(runs[rank]);
+      }
+    }
+    expect(all, statuses);
+  }
+}
+
 // ---- a death at each point ----
 
 // A trainer: a registered buffer of the fused role and a dense call in each step.
