@@ -34,24 +34,12 @@ class Entered {
   const bool outermost_;
 };
 
-// Registered ranges travel dense in device mode, and never silently so.
-void note(const void* send, const void* recv, size_t bytes) {
-  std::shared_ptr<Registration> registration = registry().find(send);
-  if (registration == nullptr && recv != send) registration = registry().find(recv);
-  if (registration == nullptr) {
-    note_miss(bytes);
-    return;
-  }
-  registry().count_hit(*registration);
-  note_dense(*registration, "this version has no masked collective in device mode");
-}
-
 // The call itself goes on whatever becomes of the note.
 void note_call(const void* send, const void* recv, size_t count, ncclDataType_t type) {
   if (type >= ncclNumTypes) return;
   (void)guarded("ncclAllReduce", [&]() -> Status {
-    take_next_name();
-    note(send, recv, count * plugin::size_of(static_cast<plugin::DataType>(type)));
+    note_other_collective("ncclAllReduce in device mode", send, recv,
+                          count * plugin::size_of(static_cast<plugin::DataType>(type)));
     return {};
   });
 }
