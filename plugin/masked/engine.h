@@ -8,7 +8,9 @@
 // Operations come in the order of their streams and return when they are enqueued; on the host,
 // when they are done. Arrays are of the place or, where parameters are called send, recv or param,
 // the caller's, which the place can reach. Tables in StepParams are the host's and may change once
-// the operation has returned. Masks, payloads and ages are as kernels/kernels.h says.
+// the operation has returned, but for the powers, which an engine knows from its first one on.
+// Masks, payloads and ages are as kernels/kernels.h says. An operation that cannot be enqueued says
+// so in failure(), and those after it do nothing.
 //
 // One thread at a time, but for choose() and take_masks(), which are the refresher's, and
 // counters(), which may be asked from any.
@@ -18,6 +20,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/status.h"
 #include "kernels/kernels.h"
 #include "plugin/masked/array.h"
 #include "plugin/masked/masked_buffer.h"
@@ -121,6 +124,12 @@ class Engine : public MemorySpace {
   virtual bool flag(Stream stream) = 0;
   // As after a step that was taken, with the flag as it was saved.
   virtual void restore(Stream stream, bool flag) = 0;
+
+  // ---- around it all ----
+  // A call of the buffer's owner is over: its stream may be gone before the next one.
+  virtual void end_call(Stream stream) = 0;
+  // What ended it, if anything did.
+  virtual Status failure() const = 0;
 };
 
 }  // namespace scape::plugin

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -41,7 +42,13 @@ kernels::AgeGather ages_from(const StepView& step, size_t begin, size_t packed) 
 
 // ---- memory ----
 
-void* HostEngine::allocate(size_t bytes) { return BigAllocator<std::byte>().allocate(bytes); }
+void* HostEngine::allocate(size_t bytes) {
+  try {
+    return BigAllocator<std::byte>().allocate(bytes);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 
 void HostEngine::release(void* memory, size_t bytes) {
   BigAllocator<std::byte>().deallocate(static_cast<std::byte*>(memory), bytes);

@@ -14,6 +14,11 @@ class HostEngine : public Engine {
   void set(Stream stream, void* memory, std::byte value, size_t bytes) override;
   void copy_in(Stream stream, void* memory, const void* host, size_t bytes) override;
   void copy_out(Stream stream, void* host, const void* memory, size_t bytes) override;
+  void* allocate_staging(size_t bytes) override { return allocate(bytes); }
+  void release_staging(void* memory, size_t bytes) override { release(memory, bytes); }
+  void copy(Stream stream, void* to, const void* from, size_t bytes) override {
+    copy_in(stream, to, from, bytes);
+  }
 
   void to_float(Stream stream, kernels::Type type, const void* in, float* out, size_t n) override;
   void add(Stream stream, const float* in, float* out, size_t n) override;
@@ -45,6 +50,8 @@ class HostEngine : public Engine {
   Counters counters() const override;
   bool flag(Stream stream) override;
   void restore(Stream stream, bool flag) override;
+  void end_call(Stream) override {}
+  Status failure() const override { return {}; }
 
  private:
   float take_flag();
