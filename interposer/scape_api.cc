@@ -10,6 +10,7 @@
 #include "base/settings.h"
 #include "interposer/buffers.h"
 #include "interposer/process.h"
+#include "interposer/reentry.h"
 #include "interposer/saved_state.h"
 #include "plugin/host_communicator.h"
 #include "plugin/masked/masked_buffer.h"
@@ -47,6 +48,7 @@ Status with_buffer(const void* address, size_t count, Use&& use) {
   if (buffer->dropped) {
     return error(SCAPE_ERR_NOT_FOUND, "the buffer at %p was unregistered meanwhile", address);
   }
+  const Entered entered;
   const auto hold = buffer->comm->hold();
   return use(*buffer);
 }
@@ -185,6 +187,7 @@ Status do_get_stats(const void* buffer, size_t count, scape_stats* out) {
 
 Status do_save(std::vector<std::byte>* out) {
   SCAPE_RETURN_IF_ERROR(begin());
+  const Entered entered;
   std::vector<SavedBuffer> buffers;
   SCAPE_RETURN_IF_ERROR(collect_state(&buffers));
   *out = encode_saved(buffers);
