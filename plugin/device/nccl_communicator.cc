@@ -78,6 +78,7 @@ Status NcclCommunicator::refused(const char* what) {
 }
 
 Status NcclCommunicator::failed(ncclResult_t result, const char* what) const {
+  SCAPE_RETURN_IF_ERROR(failure());  // an abort makes everything fail
   const char* const text = real_.GetLastError(comm_);
   return error(code_of(result), "%s: %s: %s%s%s", name_.c_str(), what, real_.GetErrorString(result),
                text != nullptr && *text != '\0' ? ": " : "", text != nullptr ? text : "");
@@ -120,31 +121,45 @@ Status NcclCommunicator::wrap(const Functions& real, ncclComm_t comm,
 
 NcclCommunicator::~NcclCommunicator() {
   if (comm_ == nullptr) return;
+  Status ended = failure();
   for (const auto& made : premultiplied_) {
-    if (made && failure_.ok()) (void)real_.RedOpDestroy(made->op, comm_);
+    if (made && ended.ok()) (void)real_.RedOpDestroy(made->op, comm_);
   }
   if (owner_ == Owner::kCaller) return;
-  Status ended = failure_;
   if (ended.ok() && !made_) ended = error(SCAPE_ERR_USAGE, "its making was given up");
   if (ended.ok()) ended = taken(real_.CommFinalize(comm_), "ncclCommFinalize");
   (void)(ended.ok() ? real_.CommDestroy(comm_) : real_.CommAbort(comm_));
 }
 
+Status NcclCommunicator::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
 Status NcclCommunicator::async_error() const {
-  if (!failure_.ok()) return failure_;
+  SCAPE_RETURN_IF_ERROR(failure());
   ncclResult_t state = ncclSuccess;
   const ncclResult_t asked = real_.CommGetAsyncError(comm_, &state);
   if (asked != ncclSuccess) return failed(asked, "ncclCommGetAsyncError");
   if (state != ncclSuccess && state != ncclInProgress) return failed(state, "an earlier call");
-  if (const auto side = side_.lock()) return side->async_error();
-  return Status::Ok();
+  std::shared_ptr<NcclCommunicator> side;
+  {
+    const std::lock_guard lock(mutex_);
+    side = side_.lock();
+  }
+  return side != nullptr ? side->async_error() : Status::Ok();
 }
 
 void NcclCommunicator::abort(const Status& why) {
-  if (failure_.ok()) failure_ = why;
-  if (const auto side = side_.lock()) side->abort(why);
-  if (owner_ == Owner::kThis && comm_ != nullptr)
-    (void)real_.CommAbort(std::exchange(comm_, nullptr));
+  std::shared_ptr<NcclCommunicator> side;
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.ok()) failure_ = why;
+    side = side_.lock();
+  }
+  if (side != nullptr) side->abort(why);
+  if (owner_ == Owner::kCaller) return;
+  if (const ncclComm_t comm = comm_.exchange(nullptr); comm != nullptr) (void)real_.CommAbort(comm);
 }
 
 // ---- collectives ----
@@ -182,7 +197,7 @@ Status NcclCommunicator::operation(const Reduction& reduction, DataType type, nc
 
 Status NcclCommunicator::all_reduce(const void* send, void* recv, size_t count, DataType type,
                                     Reduction reduction, const CallTag& tag, WorkPtr* work) {
-  if (!failure_.ok()) return failure_;
+  SCAPE_RETURN_IF_ERROR(failure());
   ncclRedOp_t op = ncclSum;
   SCAPE_RETURN_IF_ERROR(operation(reduction, type, &op));
   SCAPE_RETURN_IF_ERROR(
@@ -194,7 +209,7 @@ Status NcclCommunicator::all_reduce(const void* send, void* recv, size_t count, 
 
 Status NcclCommunicator::all_gather(const void* send, void* recv, size_t send_count, DataType type,
                                     const CallTag& tag, WorkPtr* work) {
-  if (!failure_.ok()) return failure_;
+  SCAPE_RETURN_IF_ERROR(failure());
   SCAPE_RETURN_IF_ERROR(
       taken(real_.AllGather(send, recv, send_count, nccl_type(type), comm_, nccl_stream(tag)),
             "ncclAllGather"));
@@ -206,7 +221,7 @@ Status NcclCommunicator::all_gather_v(const void* send, void* recv, std::span<co
                                       DataType type, const CallTag& tag, WorkPtr* work) {
   if (std::all_of(counts.begin(), counts.end(), [&](size_t n) { return n == counts[0]; }))
     return all_gather(send, recv, counts[0], type, tag, work);
-  if (!failure_.ok()) return failure_;
+  SCAPE_RETURN_IF_ERROR(failure());
   SCAPE_RETURN_IF_ERROR(taken(real_.GroupStart(), "ncclGroupStart"));
   ncclResult_t started = ncclSuccess;
   auto* at = static_cast<std::byte*>(recv);
@@ -261,7 +276,7 @@ Status NcclCommunicator::finish_split() {
 }
 
 Status NcclCommunicator::side_channel(std::shared_ptr<Communicator>* side, WorkPtr* work) {
-  if (!failure_.ok()) return failure_;
+  SCAPE_RETURN_IF_ERROR(failure());
   ncclConfig_t config{};
   config.size = kConfigBytes;
   config.magic = kApiMagic;
@@ -277,7 +292,10 @@ Status NcclCommunicator::side_channel(std::shared_ptr<Communicator>* side, WorkP
   made->name_ = "side channel of " + name_;
   made->rank_ = rank_;
   made->size_ = size_;
-  side_ = made;
+  {
+    const std::lock_guard lock(mutex_);
+    side_ = made;
+  }
   *work = std::make_shared<SplitWork>(made);
   *side = std::move(made);
   return Status::Ok();

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -12,7 +14,8 @@
 
 namespace scape::plugin {
 
-// One thread at a time.
+// One thread at a time, but for abort() and async_error(), which end a call that another thread is
+// in.
 class NcclCommunicator final : public Communicator {
  public:
   // The caller's communicator, which is never ended here. `real` must outlive it.
@@ -92,15 +95,15 @@ class NcclCommunicator final : public Communicator {
   // The operation for a reduction, made where NCCL has none of its own.
   Status operation(const Reduction& reduction, DataType type, nccl::ncclRedOp_t* out);
   Status finish_split();
+  Status failure() const;
 
   const nccl::Functions& real_;
-  nccl::ncclComm_t comm_;
+  std::atomic<nccl::ncclComm_t> comm_;  // null once this side of it was aborted
   const Owner owner_;
   int rank_ = -1;
   int size_ = 0;
   std::string name_;
   bool made_ = false;  // a side communicator: its split is over
-  Status failure_;
 
   // The last premultiplied sum of each type.
   struct Premultiplied {
@@ -108,6 +111,9 @@ class NcclCommunicator final : public Communicator {
     nccl::ncclRedOp_t op;
   };
   std::array<std::optional<Premultiplied>, kDataTypes> premultiplied_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  Status failure_;
   std::weak_ptr<NcclCommunicator> side_;
 };
 
