@@ -74,6 +74,18 @@ Status decode_offsets(cudaStream_t stream, const void* in, size_t n, size_t k, u
 Status decode_words(cudaStream_t stream, const void* in, size_t n, size_t k, uint64_t* words,
                     void* scratch, const Refusal& refusal);
 
+// A mask in parts of `size` elements, a multiple of 64, of which the last may be shorter, and how
+// many bits each has.
+struct MaskParts {
+  size_t size = 0;
+  size_t bits = 0;
+  size_t last_bits = 0;  // of the shorter one
+};
+// Where *refused is not 0: the mask gets the lowest bits of each part, so that whoever uses it
+// before the refusal is known finds no more bits than were agreed, and none beyond the end.
+Status replace_refused(cudaStream_t stream, uint64_t* words, size_t n, const MaskParts& parts,
+                       const uint32_t* refused);
+
 // ---- conversion ----
 
 Status to_float(cudaStream_t stream, Type type, const void* in, float* out, size_t n);

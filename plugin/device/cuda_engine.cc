@@ -457,7 +457,8 @@ void CudaEngine::choose(Stream stream, const float* scores, size_t n, size_t k, 
 }
 
 int CudaEngine::take_masks(Stream stream, std::span<const Partition> parts,
-                           std::span<const size_t> bits, const std::byte* codes, uint64_t* mask) {
+                           std::span<const size_t> bits, const std::byte* codes, size_t stride,
+                           uint64_t* mask) {
   enqueue(stream, [&]() -> Status {
     size_t count = 0, longest = 0;
     for (const Partition& part : parts) {
@@ -466,17 +467,21 @@ int CudaEngine::take_masks(Stream stream, std::span<const Partition> parts,
     }
     if (count == 0) return Status::Ok();
     void* const memory = scratch(ops::decode_scratch_bytes(longest));
+    ops::MaskParts expected{.size = longest};
     for (size_t i = 0; i < parts.size(); ++i) {
       const size_t n = parts[i].size();
       if (n == 0) continue;
+      (n == longest ? expected.bits : expected.last_bits) = bits[i];
       const ops::Refusal refusal{&decided_->refused, static_cast<uint32_t>(i + 1)};
+      const std::byte* const code = codes + i * stride;
       uint64_t* const words = mask + parts[i].begin / 64;
       SCAPE_RETURN_IF_ERROR(
           mask_code_for(n, bits[i]) == MaskCode::kOffsets
-              ? ops::decode_offsets(cuda(stream), codes, n, bits[i], words, memory, refusal)
-              : ops::decode_words(cuda(stream), codes, n, bits[i], words, memory, refusal));
-      codes += mask_code_bytes(n, bits[i]);
+              ? ops::decode_offsets(cuda(stream), code, n, bits[i], words, memory, refusal)
+              : ops::decode_words(cuda(stream), code, n, bits[i], words, memory, refusal));
     }
+    SCAPE_RETURN_IF_ERROR(
+        ops::replace_refused(cuda(stream), mask, count, expected, &decided_->refused));
     return make_index(cuda(stream), mask, count);
   });
   const std::lock_guard lock(mirror_mutex_);

@@ -53,7 +53,7 @@ class CudaEngine final : public Engine {
   void choose(Stream stream, const float* scores, size_t n, size_t k, uint64_t* mask,
               std::byte* code) override;
   int take_masks(Stream stream, std::span<const Partition> parts, std::span<const size_t> bits,
-                 const std::byte* codes, uint64_t* mask) override;
+                 const std::byte* codes, size_t stride, uint64_t* mask) override;
   void set_all_bits(Stream stream, uint64_t* mask, size_t n) override;
   void count_overlap(Stream stream, const uint64_t* a, const uint64_t* b, size_t n) override;
 

@@ -1,6 +1,5 @@
 #include "plugin/device/nccl_communicator.h"
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstring>
@@ -213,28 +212,6 @@ Status NcclCommunicator::all_gather(const void* send, void* recv, size_t send_co
   SCAPE_RETURN_IF_ERROR(
       taken(real_.AllGather(send, recv, send_count, nccl_type(type), comm_, nccl_stream(tag)),
             "ncclAllGather"));
-  *work = taken_work();
-  return Status::Ok();
-}
-
-Status NcclCommunicator::all_gather_v(const void* send, void* recv, std::span<const size_t> counts,
-                                      DataType type, const CallTag& tag, WorkPtr* work) {
-  if (std::all_of(counts.begin(), counts.end(), [&](size_t n) { return n == counts[0]; }))
-    return all_gather(send, recv, counts[0], type, tag, work);
-  SCAPE_RETURN_IF_ERROR(failure());
-  SCAPE_RETURN_IF_ERROR(taken(real_.GroupStart(), "ncclGroupStart"));
-  ncclResult_t started = ncclSuccess;
-  auto* at = static_cast<std::byte*>(recv);
-  for (size_t r = 0; r < counts.size() && started == ncclSuccess; ++r) {
-    if (counts[r] == 0) continue;
-    started = real_.Broadcast(send, at, counts[r], nccl_type(type), static_cast<int>(r), comm_,
-                              nccl_stream(tag));
-    if (started == ncclInProgress)
-      started = ncclSuccess;  // all of the group is asked for at its end
-    at += counts[r] * size_of(type);
-  }
-  const ncclResult_t ended = real_.GroupEnd();
-  SCAPE_RETURN_IF_ERROR(taken(started != ncclSuccess ? started : ended, "ncclBroadcast"));
   *work = taken_work();
   return Status::Ok();
 }

@@ -31,11 +31,6 @@ class NcclCommunicator final : public Communicator {
                     const CallTag& tag, WorkPtr* work) override;
   Status all_gather(const void* send, void* recv, size_t send_count, DataType type,
                     const CallTag& tag, WorkPtr* work) override;
-  // One ncclAllGather where the counts are equal. Else a group of broadcasts: NCCL has no
-  // collective for unequal counts, padding would cost a copy of everything on each rank, and of
-  // sends and receives each rank would have one more for each rank.
-  Status all_gather_v(const void* send, void* recv, std::span<const size_t> counts, DataType type,
-                      const CallTag& tag, WorkPtr* work) override;
   // Nothing is shared on a device: the work is done, its payload null.
   Status share_payload(size_t bytes, std::shared_ptr<SharingWork>* work) override;
   // By ncclCommSplit. The side communicator is non-blocking, so that no call on it holds its thread
@@ -56,6 +51,10 @@ class NcclCommunicator final : public Communicator {
   Status reduce_scatter_v(const void*, void*, std::span<const size_t>, DataType, Reduction,
                           const CallTag&, WorkPtr*) override {
     return refused("reduce-scatters");
+  }
+  Status all_gather_v(const void*, void*, std::span<const size_t>, DataType, const CallTag&,
+                      WorkPtr*) override {
+    return refused("all-gathers of unequal parts");
   }
   Status all_to_all(const void*, void*, size_t, DataType, const CallTag&, WorkPtr*) override {
     return refused("all-to-alls");

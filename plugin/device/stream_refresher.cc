@@ -36,7 +36,7 @@ bool StreamRefresher::side_is_there() {
   if (!failure_.ok() || side_ready_) return true;
   if (!side_work_ || !side_work_->done()) return false;
   side_ready_ = true;
-  failure_ = side_work_->status();
+  if (const Status status = side_work_->status(); !status.ok()) fail(status);
   return true;
 }
 
@@ -77,15 +77,15 @@ void StreamRefresher::submit(const std::shared_ptr<SideJob>& job) {
 
 void StreamRefresher::ready(const std::shared_ptr<SideJob>& job, Stream stream) {
   Entry* const entry = find(job);
+  entry->ready = true;
   Status status = failure_;
   if (status.ok() && !entry->fence) status = device_->make_fence(&entry->fence);
   if (status.ok()) status = entry->fence->mark(stream);
-  if (!status.ok()) {
+  if (status.ok()) {
+    enqueue_ready();
+  } else {
     fail(status);
-    return;
   }
-  entry->ready = true;
-  enqueue_ready();
 }
 
 void StreamRefresher::cancel(const std::shared_ptr<SideJob>& job, const Status& why) {
@@ -141,6 +141,11 @@ bool StreamRefresher::conclude(Entry* entry) {
     return true;
   }
   if (!passed) return false;
+  // Where the side communicator failed, nothing came.
+  if (const Status status = communicator_->async_error(); !status.ok()) {
+    fail(status);
+    return true;
+  }
   entry->job->conclude();
   entry->job->end(Status::Ok());
   return true;
@@ -149,8 +154,8 @@ bool StreamRefresher::conclude(Entry* entry) {
 bool StreamRefresher::join(const std::shared_ptr<SideJob>& job, Stream stream) {
   enqueue_ready();
   Entry* const entry = find(job);
-  if (entry == nullptr) return job->done();  // it failed
-  if (!entry->enqueued || !conclude(entry)) return false;
+  if (entry == nullptr) return job->done();
+  if (!job->done() && !(entry->enqueued && conclude(entry))) return false;
   if (job->status().ok()) {
     if (const Status status = entry->fence->hold(stream); !status.ok()) fail(status);
   }
@@ -168,7 +173,7 @@ Status StreamRefresher::wait(const std::shared_ptr<SideJob>& job) {
     }
     enqueue_ready();
     Entry* const entry = find(job);
-    if (entry == nullptr) return job->status();
+    if (entry == nullptr || !failure_.ok()) return job->status();
     bool passed = false;
     if (entry->enqueued) SCAPE_RETURN_IF_ERROR(entry->fence->passed(&passed));
     if (passed && conclude(entry)) {
@@ -188,11 +193,10 @@ Status StreamRefresher::wait(const std::shared_ptr<SideJob>& job) {
 void StreamRefresher::fail(const Status& why) {
   communicator_->abort(why);  // and the side channel with it
   failure_ = why;
+  // Those that are not ready yet end in ready().
   for (const Entry& entry : entries_) {
     if (entry.ready && !entry.job->done()) entry.job->end(why);
   }
-  // Those that are not ready yet end in ready().
-  std::erase_if(entries_, [](const Entry& entry) { return entry.ready; });
 }
 
 }  // namespace scape::plugin

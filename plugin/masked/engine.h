@@ -104,10 +104,12 @@ class Engine : public MemorySpace {
   // The k largest of n scores, as a mask and as its code (plugin/masked/mask_code.h).
   virtual void choose(Stream stream, const float* scores, size_t n, size_t k, uint64_t* mask,
                       std::byte* code) = 0;
-  // From the codes of all parts, one behind the other, the mask of all elements. Returns the index
-  // of a part whose code is damaged, in this call or an earlier one, once that is known; else -1.
+  // From the codes of all parts, which begin `stride` bytes apart, the mask of all elements.
+  // Returns the index of a part whose code is damaged, in this call or an earlier one, once that is
+  // known; else -1. A mask that is used until then has the right number of bits all the same.
   virtual int take_masks(Stream stream, std::span<const Partition> parts,
-                         std::span<const size_t> bits, const std::byte* codes, uint64_t* mask) = 0;
+                         std::span<const size_t> bits, const std::byte* codes, size_t stride,
+                         uint64_t* mask) = 0;
 
   // ---- masks of n elements ----
   virtual void set_all_bits(Stream stream, uint64_t* mask, size_t n) = 0;
