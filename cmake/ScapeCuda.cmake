@@ -24,6 +24,14 @@ if(SCAPE_CUDA AND SCAPE_NVCC)
   if(failed)
     message(FATAL_ERROR "${SCAPE_NVCC} does not run (${failed}); set CUDACXX to another nvcc, or SCAPE_CUDA=OFF")
   endif()
+  # Where its toolkit is: nvcc may be a script.
+  execute_process(COMMAND ${SCAPE_NVCC} --dryrun -x cu /dev/null ERROR_VARIABLE told OUTPUT_QUIET)
+  string(REGEX MATCH "TOP=([^\n]*)" found "${told}")
+  set(toolkit "${CMAKE_MATCH_1}")
+  find_path(SCAPE_CUDA_INCLUDE cuda_runtime_api.h NO_DEFAULT_PATH
+    PATHS ${toolkit}/include ${toolkit}/targets/${CMAKE_SYSTEM_PROCESSOR}-linux/include REQUIRED)
+  find_library(SCAPE_CUDART_STATIC cudart_static NO_DEFAULT_PATH
+    PATHS ${toolkit}/lib64 ${toolkit}/lib ${toolkit}/targets/${CMAKE_SYSTEM_PROCESSOR}-linux/lib REQUIRED)
   set(architectures ${SCAPE_CUDA_ARCHITECTURES})
   if(NOT architectures)
     set(wanted 80 90 100 120)

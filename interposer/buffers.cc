@@ -30,30 +30,29 @@ bool is_sum(ReduceOp op) {
 }
 
 // Why a call cannot be masked whatever the communicator; empty when it can.
-std::string unfit(const Registration& registration, size_t byte_offset, size_t count, DataType type,
-                  ReduceOp op) {
+std::string unfit(const Registration& registration, size_t byte_offset, const AllReduceCall& call) {
   const DataType registered = plugin::data_type_of(registration.dtype);
-  if (type != registered) {
-    return format("the call is of %s, the registration of %s", plugin::name_of(type),
+  if (call.type != registered) {
+    return format("the call is of %s, the registration of %s", plugin::name_of(call.type),
                   plugin::name_of(registered));
   }
-  if (!is_sum(op)) return format("%s is neither a sum nor a mean", plugin::name_of(op));
+  if (!is_sum(call.op)) return format("%s is neither a sum nor a mean", plugin::name_of(call.op));
   if (byte_offset % registration.element_size() != 0) return "its address is between two elements";
-  if (byte_offset / registration.element_size() + count > registration.count) {
+  if (byte_offset / registration.element_size() + call.count > registration.count) {
     return format("%zu elements from element %zu on reach past the end of the %zu registered",
-                  count, byte_offset / registration.element_size(), registration.count);
+                  call.count, byte_offset / registration.element_size(), registration.count);
   }
   return "";
 }
 
 // The buffer of this call, made when it is new. An empty pointer with `why` set: it goes dense.
-Status buffer_for(Registration& registration, HostComm& comm, const void* address, size_t offset,
-                  size_t count, const std::string& name, std::shared_ptr<Buffer>* out,
-                  std::string* why) {
+Status buffer_for(Registration& registration, const std::shared_ptr<MaskedComm>& comm,
+                  const void* address, size_t offset, size_t count, const std::string& name,
+                  std::shared_ptr<Buffer>* out, std::string* why) {
   const std::lock_guard lock(registration.mutex);
   if (registration.dropped) return {};
   for (const auto& buffer : registration.buffers) {
-    if (buffer->comm_id != comm.id() || buffer->next_name != name) continue;
+    if (buffer->comm != comm || buffer->next_name != name) continue;
     if (!name.empty()) {
       if (buffer->count != count) {
         return error(SCAPE_ERR_USAGE,
@@ -77,9 +76,7 @@ Status buffer_for(Registration& registration, HostComm& comm, const void* addres
     return {};
   }
   auto buffer = std::make_shared<Buffer>();
-  buffer->comm_id = comm.id();
-  buffer->communicator = comm.shared();
-  buffer->refresher = comm.refresher();
+  buffer->comm = comm;
   buffer->address = address;
   buffer->offset = offset;
   buffer->count = count;
@@ -92,16 +89,20 @@ Status buffer_for(Registration& registration, HostComm& comm, const void* addres
     config.name = name;
     config.offset = 0;
   }
-  buffer->masked = plugin::make_masked_buffer(plugin::make_host_engine(), comm.shared(),
-                                              buffer->refresher, std::move(config), count);
+  const auto hold = comm->hold();
+  std::shared_ptr<plugin::Engine> engine;
+  SCAPE_RETURN_IF_ERROR(comm->make_engine(&engine));
+  buffer->masked = plugin::make_masked_buffer(std::move(engine), comm->shared(), comm->refresher(),
+                                              std::move(config), count);
   registration.buffers.push_back(buffer);
   *out = std::move(buffer);
   return {};
 }
 
 // All of a registration, whose first element is at `begin`, once.
-void put_on_large_pages(Registration& registration, const void* begin) {
-  if (!settings().large_pages || registration.on_large_pages.exchange(true)) return;
+void put_on_large_pages(const MaskedComm& comm, Registration& registration, const void* begin) {
+  if (!comm.on_host() || !settings().large_pages || registration.on_large_pages.exchange(true))
+    return;
   move_to_large_pages(begin, registration.bytes());
 }
 
@@ -124,6 +125,12 @@ void note_hit(Registration& registration, size_t offset, size_t count) {
 }
 
 }  // namespace
+
+Buffer::~Buffer() {
+  if (comm == nullptr) return;
+  const auto hold = comm->hold();
+  masked.reset();
+}
 
 bool covered_enough(size_t covered, size_t count) { return covered >= count - count / 100; }
 
@@ -149,29 +156,32 @@ void note_miss(size_t bytes) {
   }
 }
 
-void note_dense(Registration& registration, const std::string& why) {
+namespace {
+
+void count_dense(Registration& registration, const Obstacle& obstacle) {
   registration.intercepted.fetch_add(1, std::memory_order_relaxed);
   registration.fallbacks.fetch_add(1, std::memory_order_relaxed);
   {
     const std::lock_guard lock(registration.mutex);
     auto& reasons = registration.reasons;
-    if (std::find(reasons.begin(), reasons.end(), why) != reasons.end()) return;
+    if (std::find(reasons.begin(), reasons.end(), obstacle.why) != reasons.end()) return;
     constexpr size_t kMostReasons = 16;  // ranges make ever new ones
     if (reasons.size() >= kMostReasons) return;
-    reasons.push_back(why);
+    reasons.push_back(obstacle.why);
   }
+  if (obstacle.said) return;
   SCAPE_WARN("registration \"%s\": a call goes dense: %s (said once)", registration.name(),
-             why.c_str());
+             obstacle.why.c_str());
 }
 
 // The same for a range that may be a buffer's own: then the buffer counts it.
-void note_dense(Registration& registration, const HostComm& comm, size_t byte_offset, size_t bytes,
-                const std::string& why) {
+void count_dense(Registration& registration, const MaskedComm* comm, size_t byte_offset,
+                 size_t bytes, const Obstacle& obstacle) {
   std::shared_ptr<Buffer> exact;
   {
     const std::lock_guard lock(registration.mutex);
     for (const auto& buffer : registration.buffers) {
-      if (buffer->comm_id == comm.id() &&
+      if (buffer->comm.get() == comm &&
           buffer->offset * registration.element_size() == byte_offset &&
           buffer->count * registration.element_size() == bytes) {
         exact = buffer;
@@ -179,16 +189,15 @@ void note_dense(Registration& registration, const HostComm& comm, size_t byte_of
     }
   }
   if (exact == nullptr) {
-    note_dense(registration, why);
+    count_dense(registration, obstacle);
   } else {
-    exact->masked->note_dense(why.c_str());
+    exact->masked->note_dense(obstacle.why.c_str());
   }
 }
 
 // The registration that a call's own options stand for.
-Status registration_of_call(const CallOptions& options, const void* send, const void* recv,
-                            size_t count, DataType type, ReduceOp op, const std::string& named,
-                            std::shared_ptr<Registration>* out) {
+Status registration_of_call(const CallOptions& options, const AllReduceCall& call,
+                            const std::string& named, std::shared_ptr<Registration>* out) {
   const char* name = options.config.name;
   if (!named.empty()) {
     return error(SCAPE_ERR_USAGE,
@@ -196,7 +205,7 @@ Status registration_of_call(const CallOptions& options, const void* send, const 
                  "leave one out",
                  named.c_str(), name);
   }
-  for (const void* address : {send, recv}) {
+  for (const void* address : {call.send, call.recv}) {
     if (const auto other = registry().find(address); other != nullptr) {
       return error(SCAPE_ERR_USAGE,
                    "the call's options name it \"%s\", but its buffer %p is in the registration "
@@ -205,68 +214,87 @@ Status registration_of_call(const CallOptions& options, const void* send, const 
     }
   }
   scape_dtype dtype = SCAPE_FLOAT32;
-  if (type == DataType::kBfloat16) {
+  if (call.type == DataType::kBfloat16) {
     dtype = SCAPE_BFLOAT16;
-  } else if (type == DataType::kFloat16) {
+  } else if (call.type == DataType::kFloat16) {
     dtype = SCAPE_FLOAT16;
-  } else if (type != DataType::kFloat32) {
+  } else if (call.type != DataType::kFloat32) {
     return error(
         SCAPE_ERR_ARGUMENT,
         "\"%s\" is a call of %s; float32, bfloat16 and float16 can be masked, so leave its "
         "options out",
-        name, plugin::name_of(type));
+        name, plugin::name_of(call.type));
   }
-  if (!is_sum(op)) {
+  if (!is_sum(call.op)) {
     return error(SCAPE_ERR_ARGUMENT,
                  "\"%s\" is a call of %s; sums and means can be masked, so leave its options out",
-                 name, plugin::name_of(op));
+                 name, plugin::name_of(call.op));
   }
   plugin::BufferConfig config;
   SCAPE_RETURN_IF_ERROR(plugin::resolve_config(&options.config, dtype, &config));
-  return registry().of_call(count, dtype, std::move(config), out);
+  return registry().of_call(call.count, dtype, std::move(config), out);
 }
 
-Status route_all_reduce(HostComm& comm, const void* send, const void* recv, size_t count,
-                        DataType type, ReduceOp op, const CallOptions& options, Route* out) {
+Status find_obstacle(MaskedComm* comm, const AllReduceCall& call, Obstacle* out) {
+  if (comm != nullptr) return comm->find_obstacle(call, out);
+  out->why = "its communicator was not made through this library";
+  return {};
+}
+
+}  // namespace
+
+Status route_all_reduce(const std::shared_ptr<MaskedComm>& comm, const AllReduceCall& call,
+                        const CallOptions& options, Route* out) {
   const std::string name = take_next_name();
-  if (count == 0) return {};
+  if (call.count == 0) return {};
+  const size_t bytes = call.count * plugin::size_of(call.type);
+  Obstacle obstacle;
   if (options.present && settings().enable) {
     std::shared_ptr<Registration> registration;
-    SCAPE_RETURN_IF_ERROR(
-        registration_of_call(options, send, recv, count, type, op, name, &registration));
+    SCAPE_RETURN_IF_ERROR(registration_of_call(options, call, name, &registration));
     out->registered = true;
     out->name = registration->name();
+    SCAPE_RETURN_IF_ERROR(find_obstacle(comm.get(), call, &obstacle));
+    if (!obstacle.why.empty()) {
+      count_dense(*registration, comm.get(), 0, bytes, obstacle);
+      return {};
+    }
     std::string none;  // a buffer that is the whole registration overlaps no other
     SCAPE_RETURN_IF_ERROR(
-        buffer_for(*registration, comm, send, 0, count, name, &out->buffer, &none));
-    put_on_large_pages(*registration, send);
+        buffer_for(*registration, comm, call.send, 0, call.count, name, &out->buffer, &none));
+    put_on_large_pages(*comm, *registration, call.send);
     return {};
   }
-  const void* address = send;
-  std::shared_ptr<Registration> registration = registry().find(send);
-  if (registration == nullptr && recv != send) {
-    address = recv;
-    registration = registry().find(recv);
+  const void* address = call.send;
+  std::shared_ptr<Registration> registration = registry().find(call.send);
+  if (registration == nullptr && call.recv != call.send) {
+    address = call.recv;
+    registration = registry().find(call.recv);
   }
   if (registration == nullptr) {
-    note_miss(count * plugin::size_of(type));
+    note_miss(bytes);
     return {};
   }
   const size_t byte_offset = reinterpret_cast<uintptr_t>(address) - registration->base;
-  if (std::string why = unfit(*registration, byte_offset, count, type, op); !why.empty()) {
-    note_dense(*registration, comm, byte_offset, count * plugin::size_of(type), why);
+  obstacle.why = unfit(*registration, byte_offset, call);
+  if (!obstacle.why.empty()) {
+    count_dense(*registration, comm.get(), byte_offset, bytes, obstacle);
     return {};
   }
   const size_t offset = byte_offset / registration->element_size();
-  note_hit(*registration, offset, count);
+  note_hit(*registration, offset, call.count);
   out->registered = true;
   out->name = registration->name();
-  std::string why;
-  SCAPE_RETURN_IF_ERROR(
-      buffer_for(*registration, comm, address, offset, count, name, &out->buffer, &why));
-  if (!why.empty()) note_dense(*registration, why);
+  SCAPE_RETURN_IF_ERROR(find_obstacle(comm.get(), call, &obstacle));
+  if (!obstacle.why.empty()) {
+    count_dense(*registration, comm.get(), byte_offset, bytes, obstacle);
+    return {};
+  }
+  SCAPE_RETURN_IF_ERROR(buffer_for(*registration, comm, address, offset, call.count, name,
+                                   &out->buffer, &obstacle.why));
+  if (!obstacle.why.empty()) count_dense(*registration, obstacle);
   if (out->buffer != nullptr) {
-    put_on_large_pages(*registration, reinterpret_cast<const void*>(registration->base));
+    put_on_large_pages(*comm, *registration, reinterpret_cast<const void*>(registration->base));
   }
   return {};
 }
@@ -278,7 +306,7 @@ void note_other_collective(const char* function, const void* send, const void* r
   if (registration == nullptr) {
     note_miss(bytes);
   } else {
-    note_dense(*registration, format("%s is not made sparse", function));
+    count_dense(*registration, {format("%s is not made sparse", function), false});
   }
 }
 
@@ -315,7 +343,7 @@ Status find_buffer(const void* address, size_t count, std::shared_ptr<Buffer>* o
                count, offset, registration->name());
 }
 
-void drop_buffers_of(uint64_t comm_id) {
+void drop_buffers_of(const MaskedComm& comm) {
   for (const auto& registration : registry().all()) {
     std::vector<std::shared_ptr<Buffer>> dropped;
     {
@@ -323,7 +351,7 @@ void drop_buffers_of(uint64_t comm_id) {
       auto& buffers = registration->buffers;
       const auto gone =
           std::stable_partition(buffers.begin(), buffers.end(),
-                                [&](const auto& buffer) { return buffer->comm_id != comm_id; });
+                                [&](const auto& buffer) { return buffer->comm.get() != &comm; });
       dropped.assign(gone, buffers.end());
       buffers.erase(gone, buffers.end());
     }
@@ -348,6 +376,7 @@ double drop_buffers(Registration& registration) {
   for (const auto& buffer : dropped) {
     const std::lock_guard busy(buffer->busy);
     buffer->dropped = true;
+    const auto hold = buffer->comm->hold();
     residual += buffer->masked->residual_l1();
     add_stats(buffer->masked->stats(), &total);
   }

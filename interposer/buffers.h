@@ -7,19 +7,20 @@
 
 #include "base/status.h"
 #include "interposer/call_options.h"
-#include "interposer/host_comm.h"
+#include "interposer/masked_comm.h"
 #include "interposer/registry.h"
 
 namespace scape::interposer {
 
 // The state of one called range, or of one scape_next() name, on one communicator.
 struct Buffer {
+  ~Buffer();
+
   // Held from the start of a call to its end and during each local step: the masked buffer itself
-  // is for one thread at a time. Never taken inside Registration::mutex.
+  // is for one thread at a time. Never taken inside Registration::mutex. MaskedComm::hold() comes
+  // after it.
   std::mutex busy;
-  uint64_t comm_id = 0;
-  std::shared_ptr<plugin::Communicator> communicator;
-  std::shared_ptr<plugin::Refresher> refresher;  // outlives `masked`
+  std::shared_ptr<MaskedComm> comm;
   std::unique_ptr<plugin::MaskedBuffer> masked;
   bool dropped = false;           // guarded by `busy`: unregistered, or its communicator is gone
   const void* address = nullptr;  // of its last call; guarded, as what follows, by the registration
@@ -45,9 +46,9 @@ struct Route {
 // Decides for one all-reduce. Counts it, and says once why a registered range goes dense. A call
 // with options of its own is masked or refused (USAGE: its range is registered already, or it is
 // named twice).
-Status route_all_reduce(HostComm& comm, const void* send, const void* recv, size_t count,
-                        plugin::DataType type, plugin::ReduceOp op, const CallOptions& options,
-                        Route* out);
+// `comm`: null where nobody knows the call's communicator.
+Status route_all_reduce(const std::shared_ptr<MaskedComm>& comm, const AllReduceCall& call,
+                        const CallOptions& options, Route* out);
 
 // A collective that is never sparse met these buffers: where one is registered it is counted and
 // said.
@@ -55,9 +56,6 @@ void note_other_collective(const char* function, const void* send, const void* r
 
 // A call of `bytes` met no registration: those that wait for such calls in vain are named.
 void note_miss(size_t bytes);
-
-// Counts a dense call of the registration and says why, once per reason.
-void note_dense(Registration& registration, const std::string& why);
 
 // Enough of a registration was met by calls: all but a hundredth.
 bool covered_enough(size_t covered, size_t count);
@@ -67,7 +65,7 @@ Status find_buffer(const void* address, size_t count, std::shared_ptr<Buffer>* o
 
 // Drops the buffers of a communicator that is going away; their counters stay with their
 // registrations.
-void drop_buffers_of(uint64_t comm_id);
+void drop_buffers_of(const MaskedComm& comm);
 
 // Drops all buffers of a registration. Waits for calls on them in other threads. Returns the
 // residual that was dropped (sum of magnitudes).

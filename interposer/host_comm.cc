@@ -1,8 +1,5 @@
 #include "interposer/host_comm.h"
 
-#include <cmath>
-#include <cstring>
-#include <limits>
 #include <shared_mutex>
 #include <unordered_map>
 
@@ -10,8 +7,6 @@ namespace scape::interposer {
 namespace {
 
 using plugin::DataType;
-
-constinit std::atomic<uint64_t> next_id{1};
 
 // Apart from any address a program can have, so that following one by mistake faults at once.
 constexpr uintptr_t kHandleTag = uintptr_t{0x5ca9} << 48;
@@ -35,40 +30,10 @@ Status unknown_handle(nccl::ncclComm_t handle) {
       static_cast<const void*>(handle));
 }
 
-// A small float: sign, `exponent` bits, `mantissa` bits; `finite_only`: e4m3's rule, where the top
-// exponent holds numbers and all ones is NaN.
-double decode_small_float(unsigned bits, int exponent, int mantissa, bool finite_only) {
-  const unsigned sign = bits >> (exponent + mantissa) & 1;
-  const unsigned exponent_bits = bits >> mantissa & ((1u << exponent) - 1);
-  const unsigned mantissa_bits = bits & ((1u << mantissa) - 1);
-  const unsigned top = (1u << exponent) - 1;
-  const int bias = (1 << (exponent - 1)) - 1;
-  double value;
-  if (exponent_bits == top && !finite_only) {
-    value = mantissa_bits == 0 ? std::numeric_limits<double>::infinity()
-                               : std::numeric_limits<double>::quiet_NaN();
-  } else if (exponent_bits == top && mantissa_bits == (1u << mantissa) - 1) {
-    value = std::numeric_limits<double>::quiet_NaN();
-  } else if (exponent_bits == 0) {
-    value = std::ldexp(mantissa_bits, 1 - bias - mantissa);
-  } else {
-    value = std::ldexp((1u << mantissa) + mantissa_bits,
-                       static_cast<int>(exponent_bits) - bias - mantissa);
-  }
-  return sign != 0 ? -value : value;
-}
-
-template <typename T>
-T read_as(const void* address) {
-  T value;
-  std::memcpy(&value, address, sizeof value);
-  return value;
-}
-
 }  // namespace
 
 HostComm::HostComm(std::shared_ptr<plugin::Communicator> communicator, int device)
-    : communicator_(std::move(communicator)), device_(device), id_(next_id.fetch_add(1)) {}
+    : communicator_(std::move(communicator)), device_(device) {}
 
 Status HostComm::usable() const {
   switch (state()) {
@@ -132,6 +97,11 @@ std::shared_ptr<plugin::Refresher> HostComm::refresher() {
   return refresher_;
 }
 
+Status HostComm::make_engine(std::shared_ptr<plugin::Engine>* out) {
+  *out = plugin::make_host_engine();
+  return {};
+}
+
 nccl::ncclComm_t add_comm(std::shared_ptr<HostComm> comm) {
   const uint64_t id = comm->id();
   const std::unique_lock lock(table().mutex);
@@ -166,48 +136,6 @@ std::vector<std::shared_ptr<HostComm>> all_comms() {
   std::vector<std::shared_ptr<HostComm>> list;
   for (const auto& [id, comm] : table().comms) list.push_back(comm);
   return list;
-}
-
-void read_scalar(const void* scalar, DataType type, plugin::Reduction* out) {
-  out->op = plugin::ReduceOp::kPremulSum;
-  switch (type) {
-    case DataType::kInt8:
-      out->integer_factor = read_as<int8_t>(scalar);
-      break;
-    case DataType::kUint8:
-      out->integer_factor = read_as<uint8_t>(scalar);
-      break;
-    case DataType::kInt32:
-      out->integer_factor = read_as<int32_t>(scalar);
-      break;
-    case DataType::kUint32:
-      out->integer_factor = read_as<uint32_t>(scalar);
-      break;
-    case DataType::kInt64:
-    case DataType::kUint64:
-      out->integer_factor = read_as<int64_t>(scalar);
-      break;
-    case DataType::kFloat16:
-      out->factor = decode_small_float(read_as<uint16_t>(scalar), 5, 10, false);
-      return;
-    case DataType::kBfloat16:
-      out->factor = decode_small_float(read_as<uint16_t>(scalar), 8, 7, false);
-      return;
-    case DataType::kFloat8e4m3:
-      out->factor = decode_small_float(read_as<uint8_t>(scalar), 4, 3, true);
-      return;
-    case DataType::kFloat8e5m2:
-      out->factor = decode_small_float(read_as<uint8_t>(scalar), 5, 2, false);
-      return;
-    case DataType::kFloat32:
-      out->factor = read_as<float>(scalar);
-      return;
-    case DataType::kFloat64:
-      out->factor = read_as<double>(scalar);
-      return;
-  }
-  out->factor = static_cast<double>(out->integer_factor);
-  return;
 }
 
 }  // namespace scape::interposer

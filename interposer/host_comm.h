@@ -9,31 +9,35 @@
 #include <vector>
 
 #include "base/status.h"
+#include "interposer/masked_comm.h"
+#include "interposer/premul_sum.h"
 #include "nccl/api.h"
 #include "plugin/communicator.h"
 #include "plugin/masked/masked_buffer.h"
 
 namespace scape::interposer {
 
-// A sum with a factor that ncclRedOpCreatePreMulSum made.
-struct PremulSum {
-  plugin::DataType type;
-  plugin::Reduction reduction;   // of an immediate scalar
-  const void* scalar = nullptr;  // of a device-resident one: read when the collective is launched
-};
-
-class HostComm {
+class HostComm final : public MaskedComm {
  public:
   enum class State : int { kReady, kFinalized, kRevoked };
 
   HostComm(std::shared_ptr<plugin::Communicator> communicator, int device);
 
   plugin::Communicator& communicator() const { return *communicator_; }
-  const std::shared_ptr<plugin::Communicator>& shared() const { return communicator_; }
-  int rank() const { return communicator_->rank(); }
-  int size() const { return communicator_->size(); }
   int device() const { return device_; }
-  uint64_t id() const { return id_; }
+
+  int rank() const override { return communicator_->rank(); }
+  int size() const override { return communicator_->size(); }
+  Status find_obstacle(const AllReduceCall&, Obstacle*) override { return {}; }
+  const std::shared_ptr<plugin::Communicator>& shared() const override { return communicator_; }
+  // The progress thread's handle for masked buffers, made at first need.
+  std::shared_ptr<plugin::Refresher> refresher() override;
+  Status make_engine(std::shared_ptr<plugin::Engine>* out) override;
+  Status begin_step(void*, std::initializer_list<const void*>, plugin::Stream*) override {
+    return {};
+  }
+  Hold hold() override { return {}; }
+  bool on_host() const override { return true; }
 
   State state() const { return state_.load(std::memory_order_relaxed); }
   void set_state(State state) { state_.store(state, std::memory_order_relaxed); }
@@ -49,9 +53,6 @@ class HostComm {
   void* add_memory(size_t size);
   Status remove_memory(void* handle);
 
-  // The progress thread's handle for masked buffers, made at first need.
-  std::shared_ptr<plugin::Refresher> refresher();
-
   // An id for growing that no ncclCommGrow has used yet; false when there is one already.
   bool begin_grow() { return !growing_.exchange(true); }
   void end_grow() { growing_.store(false); }
@@ -59,7 +60,6 @@ class HostComm {
  private:
   const std::shared_ptr<plugin::Communicator> communicator_;
   const int device_;
-  const uint64_t id_;
   std::atomic<State> state_{State::kReady};
   std::atomic<bool> growing_{false};
   mutable std::mutex mutex_;  // guards what follows
@@ -78,8 +78,5 @@ Status find_comm(nccl::ncclComm_t handle, std::shared_ptr<HostComm>* out);
 Status remove_comm(nccl::ncclComm_t handle, std::shared_ptr<HostComm>* out);
 
 std::vector<std::shared_ptr<HostComm>> all_comms();
-
-// The scalar of a premultiplied sum.
-void read_scalar(const void* scalar, plugin::DataType type, plugin::Reduction* out);
 
 }  // namespace scape::interposer

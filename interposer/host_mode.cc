@@ -194,8 +194,13 @@ Status AllReduceConfig(const void* sendbuff, void* recvbuff, size_t count, ncclD
     SCAPE_RETURN_IF_ERROR(check_buffer(sendbuff, count, 1, call.type, "sendbuff", &send));
     SCAPE_RETURN_IF_ERROR(check_buffer(recvbuff, count, 1, call.type, "recvbuff", &recv));
     SCAPE_RETURN_IF_ERROR(check_overlap(send, recv, 0));
-    SCAPE_RETURN_IF_ERROR(route_all_reduce(*call.comm, sendbuff, recvbuff, count, call.type,
-                                           call.reduction.op, options, &call.route));
+    SCAPE_RETURN_IF_ERROR(route_all_reduce(call.comm,
+                                           {.send = sendbuff,
+                                            .recv = recvbuff,
+                                            .count = count,
+                                            .type = call.type,
+                                            .op = call.reduction.op},
+                                           options, &call.route));
     return submit(std::move(call));
   });
 }
@@ -734,7 +739,7 @@ Status CommDestroy(ncclComm_t comm) {
   std::shared_ptr<HostComm> host;
   SCAPE_RETURN_IF_ERROR(check_process());
   SCAPE_RETURN_IF_ERROR(remove_comm(comm, &host));
-  drop_buffers_of(host->id());
+  drop_buffers_of(*host);
   return {};
 }
 
@@ -746,7 +751,7 @@ Status CommAbort(ncclComm_t comm) {
   // First, so that a call that is stuck in another thread ends and lets go of its buffer.
   host->communicator().abort(
       error(SCAPE_ERR_REMOTE, "rank %d aborted the communicator", host->rank()));
-  drop_buffers_of(host->id());
+  drop_buffers_of(*host);
   return {};
 }
 

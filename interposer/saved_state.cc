@@ -16,7 +16,6 @@
 #include "base/crc.h"
 #include "base/log.h"
 #include "interposer/buffers.h"
-#include "interposer/host_comm.h"
 #include "interposer/registry.h"
 
 namespace scape::interposer {
@@ -88,8 +87,8 @@ bool same_buffer(const SavedBuffer& saved, const Buffer& buffer) {
 }
 
 bool is_of(const SavedBuffer& saved, const Buffer& buffer) {
-  return same_buffer(saved, buffer) && saved.rank == buffer.communicator->rank() &&
-         saved.size == buffer.communicator->size();
+  return same_buffer(saved, buffer) && saved.rank == buffer.comm->rank() &&
+         saved.size == buffer.comm->size();
 }
 
 Status foreign(const SavedBuffer& saved, int rank, int size) {
@@ -304,12 +303,9 @@ Status collect_state(std::vector<SavedBuffer>* out) {
                       [&](const SavedBuffer& saved) { return is_of(saved, *buffer); }))
         continue;
       const plugin::BufferConfig& config = buffer->masked->config();
-      SavedBuffer saved{config.name,
-                        config.offset,
-                        buffer->count,
-                        buffer->communicator->rank(),
-                        buffer->communicator->size(),
-                        {}};
+      SavedBuffer saved{config.name,          config.offset,        buffer->count,
+                        buffer->comm->rank(), buffer->comm->size(), {}};
+      const auto hold = buffer->comm->hold();
       SCAPE_RETURN_IF_ERROR(buffer->masked->save(&saved.bytes));
       out->push_back(std::move(saved));
     }
@@ -328,13 +324,13 @@ Status accept_state(std::vector<SavedBuffer> buffers) {
       for (const auto& buffer : registration->buffers) {
         if (!same_buffer(saved, *buffer)) continue;
         lives = true;
-        rank = buffer->communicator->rank();
-        size = buffer->communicator->size();
+        rank = buffer->comm->rank();
+        size = buffer->comm->size();
         fits |= rank == saved.rank && size == saved.size;
       }
     }
     if (!lives) {
-      for (const auto& comm : all_comms()) {
+      for (const auto& comm : live_comms()) {
         lives = true;
         rank = comm->rank();
         size = comm->size();
@@ -384,7 +380,7 @@ Status claim_saved_state(Buffer& buffer) {
     mine = std::move(*found);
     buffers.erase(found);
     list.any.store(!buffers.empty(), std::memory_order_release);
-    if (!fits) return foreign(mine, buffer.communicator->rank(), buffer.communicator->size());
+    if (!fits) return foreign(mine, buffer.comm->rank(), buffer.comm->size());
   }
   SCAPE_RETURN_IF_ERROR(buffer.masked->load(mine.bytes.data(), mine.bytes.size()));
   SCAPE_INFO("buffer \"%s\": saved state taken (%zu bytes)", mine.name.c_str(), mine.bytes.size());

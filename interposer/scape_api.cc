@@ -10,6 +10,7 @@
 #include "base/settings.h"
 #include "interposer/buffers.h"
 #include "interposer/process.h"
+#include "interposer/reentry.h"
 #include "interposer/saved_state.h"
 #include "plugin/host_communicator.h"
 #include "plugin/masked/masked_buffer.h"
@@ -37,10 +38,9 @@ Status check_pointer(const void* pointer, const char* what) {
   return error(SCAPE_ERR_ARGUMENT, "%s is null; pass its address", what);
 }
 
-// Runs `step`, a callable that takes the masked buffer, on the buffer of the last call of (address,
-// count).
-template <typename Step>
-Status with_buffer(const void* address, size_t count, Step&& step) {
+// Runs `use`, a callable that takes the Buffer, on the buffer of the last call of (address, count).
+template <typename Use>
+Status with_buffer(const void* address, size_t count, Use&& use) {
   SCAPE_RETURN_IF_ERROR(begin());
   std::shared_ptr<Buffer> buffer;
   SCAPE_RETURN_IF_ERROR(find_buffer(address, count, &buffer));
@@ -48,7 +48,21 @@ Status with_buffer(const void* address, size_t count, Step&& step) {
   if (buffer->dropped) {
     return error(SCAPE_ERR_NOT_FOUND, "the buffer at %p was unregistered meanwhile", address);
   }
-  return step(*buffer->masked);
+  const Entered entered;
+  const auto hold = buffer->comm->hold();
+  return use(*buffer);
+}
+
+// The same for a local step: `step` takes the masked buffer and the stream that orders what it does
+// to these addresses.
+template <typename Step>
+Status with_step(const void* address, size_t count, void* stream,
+                 std::initializer_list<const void*> addresses, Step&& step) {
+  return with_buffer(address, count, [&](Buffer& buffer) -> Status {
+    plugin::Stream ordered;
+    SCAPE_RETURN_IF_ERROR(buffer.comm->begin_step(stream, addresses, &ordered));
+    return step(*buffer.masked, ordered);
+  });
 }
 
 Status do_register(void* buffer, size_t count, scape_dtype dtype, const scape_config* config,
@@ -183,6 +197,7 @@ Status do_get_stats(const void* buffer, size_t count, scape_stats* out) {
 
 Status do_save(std::vector<std::byte>* out) {
   SCAPE_RETURN_IF_ERROR(begin());
+  const Entered entered;
   std::vector<SavedBuffer> buffers;
   SCAPE_RETURN_IF_ERROR(collect_state(&buffers));
   *out = encode_saved(buffers);
@@ -199,12 +214,15 @@ Status do_load(std::span<const std::byte> data) {
 }  // namespace scape::interposer
 
 using scape::Status;
+using scape::interposer::before_first_call;
 using scape::interposer::begin;
+using scape::interposer::Buffer;
 using scape::interposer::check_pointer;
 using scape::interposer::guarded;
-using scape::interposer::before_first_call;
 using scape::interposer::with_buffer;
+using scape::interposer::with_step;
 using scape::plugin::MaskedBuffer;
+using scape::plugin::Stream;
 
 extern "C" {
 
@@ -297,38 +315,41 @@ scape_status scape_self_check(scape_registration registration) {
 }
 
 scape_status scape_adams_step(void* buffer, size_t count, float* param, double lr,
-                              double weight_decay, void*) {
+                              double weight_decay, void* stream) {
   return guarded("scape_adams_step", [&] {
-    return with_buffer(buffer, count, [&](MaskedBuffer& masked) {
-      return masked.adams_step(param, lr, weight_decay);
+    return with_step(buffer, count, stream, {param}, [&](MaskedBuffer& masked, Stream ordered) {
+      return masked.adams_step(param, lr, weight_decay, ordered);
     });
   });
 }
 
 scape_status scape_post_step(void* buffer, size_t count, size_t offset, size_t length,
                              const float* before, float* param, double lr, double weight_decay,
-                             void*) {
+                             void* stream) {
   return guarded("scape_post_step", [&] {
-    return with_buffer(buffer, count, [&](MaskedBuffer& masked) {
-      return masked.post_step(offset, length, before, param, lr, weight_decay);
-    });
+    return with_step(
+        buffer, count, stream, {before, param}, [&](MaskedBuffer& masked, Stream ordered) {
+          return masked.post_step(offset, length, before, param, lr, weight_decay, ordered);
+        });
   });
 }
 
-scape_status scape_clear_masked(void* buffer, size_t count, void*) {
+scape_status scape_clear_masked(void* buffer, size_t count, void* stream) {
   return guarded("scape_clear_masked", [&] {
-    return with_buffer(buffer, count,
-                       [&](MaskedBuffer& masked) { return masked.clear_masked(buffer); });
+    return with_step(buffer, count, stream, {buffer}, [&](MaskedBuffer& masked, Stream ordered) {
+      return masked.clear_masked(buffer, ordered);
+    });
   });
 }
 
 scape_status scape_flush(void* buffer, size_t count, float* param, double lr, double weight_decay,
-                         void*) {
+                         void* stream) {
   return guarded("scape_flush", [&]() -> Status {
     if (before_first_call(buffer, count)) return {};
-    return with_buffer(buffer, count, [&](MaskedBuffer& masked) {
-      return masked.flush(buffer, param, lr, weight_decay);
-    });
+    return with_step(buffer, count, stream, {buffer, param},
+                     [&](MaskedBuffer& masked, Stream ordered) {
+                       return masked.flush(buffer, param, lr, weight_decay, ordered);
+                     });
   });
 }
 
@@ -336,7 +357,7 @@ scape_status scape_read_mask(const void* buffer, size_t count, uint64_t* words, 
   return guarded("scape_read_mask", [&]() -> Status {
     SCAPE_RETURN_IF_ERROR(check_pointer(words, "words"));
     return with_buffer(buffer, count,
-                       [&](MaskedBuffer& masked) { return masked.read_mask(words, capacity); });
+                       [&](Buffer& found) { return found.masked->read_mask(words, capacity); });
   });
 }
 
@@ -344,7 +365,7 @@ scape_status scape_read_ages(const void* buffer, size_t count, uint16_t* ages, s
   return guarded("scape_read_ages", [&]() -> Status {
     SCAPE_RETURN_IF_ERROR(check_pointer(ages, "ages"));
     return with_buffer(buffer, count,
-                       [&](MaskedBuffer& masked) { return masked.read_ages(ages, capacity); });
+                       [&](Buffer& found) { return found.masked->read_ages(ages, capacity); });
   });
 }
 
@@ -352,7 +373,7 @@ scape_status scape_read_residual(const void* buffer, size_t count, float* out, s
   return guarded("scape_read_residual", [&]() -> Status {
     SCAPE_RETURN_IF_ERROR(check_pointer(out, "out"));
     return with_buffer(buffer, count,
-                       [&](MaskedBuffer& masked) { return masked.read_residual(out, capacity); });
+                       [&](Buffer& found) { return found.masked->read_residual(out, capacity); });
   });
 }
 
@@ -360,7 +381,7 @@ scape_status scape_read_moment(const void* buffer, size_t count, float* out, siz
   return guarded("scape_read_moment", [&]() -> Status {
     SCAPE_RETURN_IF_ERROR(check_pointer(out, "out"));
     return with_buffer(buffer, count,
-                       [&](MaskedBuffer& masked) { return masked.read_moment(out, capacity); });
+                       [&](Buffer& found) { return found.masked->read_moment(out, capacity); });
   });
 }
 

@@ -1,8 +1,9 @@
 // Communicator: the seam between who moves bytes and who decides which.
 //
-// Dense collectives over the ranks of one communicator, asynchronous, on host memory. The masked
-// collective, the host mode of the hooks and the perf programs all stand on this interface alone.
-// Implementations: HostCommunicator over a Transport (UCX; later libfabric), later NCCL.
+// Dense collectives over the ranks of one communicator, asynchronous. The masked collective, the
+// host mode of the hooks and the perf programs all stand on this interface alone. Implementations:
+// HostCommunicator over a Transport, on host memory; NcclCommunicator over the real NCCL
+// (plugin/device/), on a device's.
 #pragma once
 
 #include <cstddef>

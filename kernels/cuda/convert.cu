@@ -1,4 +1,4 @@
-// Conversions, the search for non-finite values, and the sweep over `last`.
+// Conversions, sums, the search for non-finite values, and the sweep over `last`.
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/launch.h"
@@ -27,6 +27,19 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (unsigned i = 0; i < 4; ++i) found |= !is_finite(value_of(quad.at[i]));
   if (__any_sync(kAllLanes, found) && lane_of_thread() == 0) atomicExch(&verdict->skipped, 1u);
+}
+
+__global__ void count_skip(const Verdict* verdict, unsigned long long* skips) {
+  if (skipped(verdict)) ++*skips;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    add(const float* __restrict__ in, float* __restrict__ out, size_t n) {
+  const size_t j = quad_begin();
+#pragma unroll
+  for (unsigned i = 0; i < 4; ++i) {
+    if (j + i < n) out[j + i] = in[j + i] + out[j + i];
+  }
 }
 
 template <bool kAligned>
@@ -82,6 +95,15 @@ Status any_nonfinite(cudaStream_t stream, Type type, const void* values, size_t 
                   aligned(in) ? kernel::any_nonfinite<T, true> : kernel::any_nonfinite<T, false>,
                   in, n, verdict);
   });
+}
+
+Status count_skip(cudaStream_t stream, const Verdict* verdict, unsigned long long* skips) {
+  return launch("count_skip", stream, 1, 1, kernel::count_skip, verdict, skips);
+}
+
+Status add(cudaStream_t stream, const float* in, float* out, size_t n) {
+  if (n == 0) return Status::Ok();
+  return launch("add", stream, quad_blocks(n), kThreads, kernel::add, in, out, n);
 }
 
 Status restamp(cudaStream_t stream, uint16_t* last, size_t n, uint16_t t) {

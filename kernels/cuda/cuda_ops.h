@@ -74,10 +74,25 @@ Status decode_offsets(cudaStream_t stream, const void* in, size_t n, size_t k, u
 Status decode_words(cudaStream_t stream, const void* in, size_t n, size_t k, uint64_t* words,
                     void* scratch, const Refusal& refusal);
 
+// A mask in parts of `size` elements, a multiple of 64, of which the last may be shorter, and how
+// many bits each has.
+struct MaskParts {
+  size_t size = 0;
+  size_t bits = 0;
+  size_t last_bits = 0;  // of the shorter one
+};
+// Where *refused is not 0: the mask gets the lowest bits of each part, so that whoever uses it
+// before the refusal is known finds no more bits than were agreed, and none beyond the end.
+Status replace_refused(cudaStream_t stream, uint64_t* words, size_t n, const MaskParts& parts,
+                       const uint32_t* refused);
+
 // ---- conversion ----
 
 Status to_float(cudaStream_t stream, Type type, const void* in, float* out, size_t n);
 Status from_float(cudaStream_t stream, Type type, const float* in, void* out, size_t n);
+
+// out[j] = in[j] + out[j]
+Status add(cudaStream_t stream, const float* in, float* out, size_t n);
 
 // ---- pack ----
 // `flag`, where it is not null, makes the element behind the payload: NaN where it was raised, else
@@ -95,6 +110,8 @@ Status gather(cudaStream_t stream, const float* values, const MaskView& mask, fl
               const AgeGather& ages, NonfiniteFlag* flag);
 Status gather_ages(cudaStream_t stream, const MaskView& mask, const AgeGather& ages);
 
+// *element is what `flag` makes of it.
+Status put_flag(cudaStream_t stream, NonfiniteFlag* flag, float* element);
 // k elements of bf16, and with `flag` one more.
 Status encode_bf16(cudaStream_t stream, const float* u, const uint16_t* ages, size_t k,
                    const StepParams& params, uint16_t* encoded, float* error, NonfiniteFlag* flag);
@@ -107,6 +124,9 @@ Status any_nonfinite(cudaStream_t stream, Type type, const void* values, size_t 
 // Decodes k elements, and makes the verdict over them and encoded[k], the flag element.
 Status decode_bf16(cudaStream_t stream, const uint16_t* encoded, const uint16_t* ages, size_t k,
                    const StepParams& params, float* u, Verdict* verdict);
+
+// Adds 1 to *skips after a skipped step.
+Status count_skip(cudaStream_t stream, const Verdict* verdict, unsigned long long* skips);
 
 // Residuals of what was sent: 0, or `payload` (rounding errors). Skipped: the value stays where it
 // is finite, and is 0 where not.

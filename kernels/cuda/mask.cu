@@ -34,6 +34,17 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
+    replace_refused(uint64_t* words, size_t n, MaskParts parts, const uint32_t* refused) {
+  const size_t begin = (size_t{blockIdx.x} * blockDim.x + threadIdx.x) * 64;
+  if (begin >= n || *refused == 0) return;
+  const size_t part = begin / parts.size * parts.size;
+  const size_t bits = n - part < parts.size ? parts.last_bits : parts.bits;
+  const size_t before = begin - part;
+  const size_t set = bits > before ? bits - before : 0;
+  words[begin / 64] = set >= 64 ? ~uint64_t{0} : (uint64_t{1} << set) - 1;
+}
+
+__global__ void __launch_bounds__(kThreads)
     count_common_bits(const uint64_t* __restrict__ a, const uint64_t* __restrict__ b, size_t words,
                       unsigned long long* count) {
   const size_t w = size_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -155,6 +166,13 @@ Status index_mask(cudaStream_t stream, const uint64_t* words, size_t n, uint64_t
                                  kernel::count_runs, words, n, index, runs));
   }
   return finish_scan("index_mask", stream, index, runs, nullptr);
+}
+
+Status replace_refused(cudaStream_t stream, uint64_t* words, size_t n, const MaskParts& parts,
+                       const uint32_t* refused) {
+  if (n == 0) return Status::Ok();
+  return launch("replace_refused", stream, word_blocks(mask_words(n)), kThreads,
+                kernel::replace_refused, words, n, parts, refused);
 }
 
 Status copy_mask(cudaStream_t stream, const uint64_t* from, size_t n, uint64_t* to,

@@ -101,6 +101,10 @@ __global__ void __launch_bounds__(kThreads)
   if (count > 0 && cleared != nullptr && lane_of_thread() == 0) atomicAdd(cleared, count);
 }
 
+__global__ void put_flag_element(NonfiniteFlag* flag, float* element) {
+  *element = take_flag(flag);
+}
+
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     encode_bf16(const float* __restrict__ u, const uint16_t* __restrict__ ages, size_t k,
@@ -230,6 +234,10 @@ Status clear_masked_nonfinite(cudaStream_t stream, float* values, const MaskView
   if (mask.n == 0) return Status::Ok();
   return launch("clear_masked_nonfinite", stream, run_blocks(mask.n), kThreads,
                 kernel::clear_masked_nonfinite, values, mask, cleared);
+}
+
+Status put_flag(cudaStream_t stream, NonfiniteFlag* flag, float* element) {
+  return launch("put_flag", stream, 1, 1, kernel::put_flag_element, flag, element);
 }
 
 Status encode_bf16(cudaStream_t stream, const float* u, const uint16_t* ages, size_t k,

@@ -4,6 +4,8 @@
 #include <charconv>
 #include <cinttypes>
 #include <cstring>
+#include <new>
+#include <utility>
 
 namespace scape::plugin {
 namespace {
@@ -100,15 +102,33 @@ Status compare_records(const std::vector<AgreementRecord>& records) {
   return Status::Ok();
 }
 
-Status Agreement::start(Communicator& side, Stream stream, WorkPtr* work) {
-  all_.resize(static_cast<size_t>(side.size()));
-  const CallTag tag{.registered = true, .name = mine_.name, .stream = stream};
-  return side.all_gather(&mine_, all_.data(), sizeof(mine_), DataType::kUint8, tag, work);
+Agreement::Agreement(std::shared_ptr<MemorySpace> memory, const AgreementRecord& mine, int ranks)
+    : memory_(std::move(memory)),
+      ranks_(static_cast<size_t>(ranks)),
+      name_(mine.name, ::strnlen(mine.name, sizeof(mine.name))) {
+  records_.resize(ranks_ + 1);
+  staging_ = static_cast<AgreementRecord*>(memory_->allocate_staging(bytes()));
+  if (staging_ == nullptr) throw std::bad_alloc();
+  std::fill_n(staging_, ranks_ + 1, AgreementRecord{});
+  staging_[0] = mine;
 }
 
-Status Agreement::finish(Stream) {
-  verdict_ = compare_records(all_);
+Agreement::~Agreement() { memory_->release_staging(staging_, bytes()); }
+
+Status Agreement::start(Communicator& side, Stream stream, WorkPtr* work) {
+  memory_->copy(stream, records_.data(), staging_, bytes());
+  const CallTag tag{.registered = true, .name = name_, .stream = stream};
+  return side.all_gather(records_.data(), records_.data() + 1, sizeof(AgreementRecord),
+                         DataType::kUint8, tag, work);
+}
+
+Status Agreement::finish(Stream stream) {
+  memory_->copy(stream, staging_, records_.data(), bytes());
   return Status::Ok();
+}
+
+void Agreement::conclude() {
+  verdict_ = compare_records(std::vector<AgreementRecord>(staging_ + 1, staging_ + 1 + ranks_));
 }
 
 }  // namespace scape::plugin

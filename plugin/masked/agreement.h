@@ -5,10 +5,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <vector>
 
+#include "plugin/masked/array.h"
 #include "plugin/masked/masked_buffer.h"
 #include "plugin/masked/refresher.h"
 
@@ -50,17 +52,29 @@ Status compare_records(const std::vector<AgreementRecord>& records);
 // All-gathers this rank's record and compares.
 class Agreement final : public SideJob {
  public:
-  explicit Agreement(const AgreementRecord& mine) : mine_(mine) {}
+  // Throws std::bad_alloc.
+  Agreement(std::shared_ptr<MemorySpace> memory, const AgreementRecord& mine, int ranks);
+  ~Agreement() override;
+  Agreement(const Agreement&) = delete;
+  Agreement& operator=(const Agreement&) = delete;
 
   // Valid once done() with an ok status().
   const Status& verdict() const { return verdict_; }
 
   Status start(Communicator& side, Stream stream, WorkPtr* work) override;
   Status finish(Stream stream) override;
+  bool for_host() const override { return true; }
+  void conclude() override;
 
  private:
-  const AgreementRecord mine_;
-  std::vector<AgreementRecord> all_;
+  size_t bytes() const { return (ranks_ + 1) * sizeof(AgreementRecord); }
+
+  const std::shared_ptr<MemorySpace> memory_;
+  const size_t ranks_;
+  const std::string name_;
+  // Both: this rank's record, then those of all ranks.
+  Array<AgreementRecord> records_{*memory_};
+  AgreementRecord* staging_;
   Status verdict_;
 };
 

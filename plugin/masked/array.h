@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <new>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -16,7 +17,8 @@ class MemorySpace {
  public:
   virtual ~MemorySpace() = default;
 
-  // Aligned to a cache line at least; what is in it is unspecified. Throws std::bad_alloc.
+  // Aligned to a cache line at least; what is in it is unspecified. Null where there is none left:
+  // a place may be a library of its own, which throws nothing.
   virtual void* allocate(size_t bytes) = 0;
   // Of allocate(), with the same size. What was enqueued before may still use it.
   virtual void release(void* memory, size_t bytes) = 0;
@@ -24,6 +26,14 @@ class MemorySpace {
   // To and from host memory, after what `stream` holds; done when they return.
   virtual void copy_in(Stream stream, void* memory, const void* host, size_t bytes) = 0;
   virtual void copy_out(Stream stream, void* host, const void* memory, size_t bytes) = 0;
+
+  // Host memory that works on streams reach, for copies that nobody waits for. Null where there is
+  // none left.
+  virtual void* allocate_staging(size_t bytes) = 0;
+  // Once no work uses it any more.
+  virtual void release_staging(void* memory, size_t bytes) = 0;
+  // Between memory of allocate() and of allocate_staging(), in the order of the stream.
+  virtual void copy(Stream stream, void* to, const void* from, size_t bytes) = 0;
 };
 
 // Owns its elements; the memory they are of must outlive it.
@@ -46,10 +56,14 @@ class Array {
   bool empty() const { return size_ == 0; }
 
   // Makes it n elements, none of which is kept. Memory of more than twice that size is given back.
+  // Throws std::bad_alloc.
   void resize(size_t n) {
     if (n > capacity_ || n + n < capacity_) {
       release();
-      if (n > 0) data_ = static_cast<T*>(memory_->allocate(n * sizeof(T)));
+      if (n > 0) {
+        data_ = static_cast<T*>(memory_->allocate(n * sizeof(T)));
+        if (data_ == nullptr) throw std::bad_alloc();
+      }
       capacity_ = n;
     }
     size_ = n;

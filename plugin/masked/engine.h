@@ -8,7 +8,9 @@
 // Operations come in the order of their streams and return when they are enqueued; on the host,
 // when they are done. Arrays are of the place or, where parameters are called send, recv or param,
 // the caller's, which the place can reach. Tables in StepParams are the host's and may change once
-// the operation has returned. Masks, payloads and ages are as kernels/kernels.h says.
+// the operation has returned, but for the powers, which an engine knows from its first one on.
+// Masks, payloads and ages are as kernels/kernels.h says. An operation that cannot be enqueued says
+// so in failure(), and those after it do nothing.
 //
 // One thread at a time, but for choose() and take_masks(), which are the refresher's, and
 // counters(), which may be asked from any.
@@ -18,6 +20,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/status.h"
 #include "kernels/kernels.h"
 #include "plugin/masked/array.h"
 #include "plugin/masked/masked_buffer.h"
@@ -101,10 +104,12 @@ class Engine : public MemorySpace {
   // The k largest of n scores, as a mask and as its code (plugin/masked/mask_code.h).
   virtual void choose(Stream stream, const float* scores, size_t n, size_t k, uint64_t* mask,
                       std::byte* code) = 0;
-  // From the codes of all parts, one behind the other, the mask of all elements. Returns the index
-  // of a part whose code is damaged, in this call or an earlier one, once that is known; else -1.
+  // From the codes of all parts, which begin `stride` bytes apart, the mask of all elements.
+  // Returns the index of a part whose code is damaged, in this call or an earlier one, once that is
+  // known; else -1. A mask that is used until then has the right number of bits all the same.
   virtual int take_masks(Stream stream, std::span<const Partition> parts,
-                         std::span<const size_t> bits, const std::byte* codes, uint64_t* mask) = 0;
+                         std::span<const size_t> bits, const std::byte* codes, size_t stride,
+                         uint64_t* mask) = 0;
 
   // ---- masks of n elements ----
   virtual void set_all_bits(Stream stream, uint64_t* mask, size_t n) = 0;
@@ -121,6 +126,12 @@ class Engine : public MemorySpace {
   virtual bool flag(Stream stream) = 0;
   // As after a step that was taken, with the flag as it was saved.
   virtual void restore(Stream stream, bool flag) = 0;
+
+  // ---- around it all ----
+  // A call of the buffer's owner is over: its stream may be gone before the next one.
+  virtual void end_call(Stream stream) = 0;
+  // What ended it, if anything did.
+  virtual Status failure() const = 0;
 };
 
 }  // namespace scape::plugin

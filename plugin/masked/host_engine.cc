@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -41,7 +42,13 @@ kernels::AgeGather ages_from(const StepView& step, size_t begin, size_t packed) 
 
 // ---- memory ----
 
-void* HostEngine::allocate(size_t bytes) { return BigAllocator<std::byte>().allocate(bytes); }
+void* HostEngine::allocate(size_t bytes) {
+  try {
+    return BigAllocator<std::byte>().allocate(bytes);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 
 void HostEngine::release(void* memory, size_t bytes) {
   BigAllocator<std::byte>().deallocate(static_cast<std::byte*>(memory), bytes);
@@ -268,11 +275,11 @@ void HostEngine::choose(Stream, const float* scores, size_t n, size_t k, uint64_
 }
 
 int HostEngine::take_masks(Stream, std::span<const Partition> parts, std::span<const size_t> bits,
-                           const std::byte* codes, uint64_t* mask) {
+                           const std::byte* codes, size_t stride, uint64_t* mask) {
   for (size_t i = 0; i < parts.size(); ++i) {
-    const size_t n = parts[i].size();
-    if (!decode_mask(codes, n, bits[i], mask + parts[i].begin / 64)) return static_cast<int>(i);
-    codes += mask_code_bytes(n, bits[i]);
+    uint64_t* const words = mask + parts[i].begin / 64;
+    if (!decode_mask(codes + i * stride, parts[i].size(), bits[i], words))
+      return static_cast<int>(i);
   }
   return -1;
 }

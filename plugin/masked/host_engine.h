@@ -14,6 +14,11 @@ class HostEngine : public Engine {
   void set(Stream stream, void* memory, std::byte value, size_t bytes) override;
   void copy_in(Stream stream, void* memory, const void* host, size_t bytes) override;
   void copy_out(Stream stream, void* host, const void* memory, size_t bytes) override;
+  void* allocate_staging(size_t bytes) override { return allocate(bytes); }
+  void release_staging(void* memory, size_t bytes) override { release(memory, bytes); }
+  void copy(Stream stream, void* to, const void* from, size_t bytes) override {
+    copy_in(stream, to, from, bytes);
+  }
 
   void to_float(Stream stream, kernels::Type type, const void* in, float* out, size_t n) override;
   void add(Stream stream, const float* in, float* out, size_t n) override;
@@ -36,7 +41,7 @@ class HostEngine : public Engine {
   void choose(Stream stream, const float* scores, size_t n, size_t k, uint64_t* mask,
               std::byte* code) override;
   int take_masks(Stream stream, std::span<const Partition> parts, std::span<const size_t> bits,
-                 const std::byte* codes, uint64_t* mask) override;
+                 const std::byte* codes, size_t stride, uint64_t* mask) override;
   void set_all_bits(Stream stream, uint64_t* mask, size_t n) override;
   void count_overlap(Stream stream, const uint64_t* a, const uint64_t* b, size_t n) override;
 
@@ -45,6 +50,8 @@ class HostEngine : public Engine {
   Counters counters() const override;
   bool flag(Stream stream) override;
   void restore(Stream stream, bool flag) override;
+  void end_call(Stream) override {}
+  Status failure() const override { return {}; }
 
  private:
   float take_flag();

@@ -15,16 +15,6 @@ bool padding_is_clear(const uint64_t* mask, size_t n) {
 
 }  // namespace
 
-MaskCode mask_code_for(size_t n, size_t k) {
-  return kernels::offset_code_bytes(n, k) < bitmask_bytes(n) ? MaskCode::kOffsets
-                                                             : MaskCode::kBitmask;
-}
-
-size_t mask_code_bytes(size_t n, size_t k) {
-  return mask_code_for(n, k) == MaskCode::kOffsets ? kernels::offset_code_bytes(n, k)
-                                                   : bitmask_bytes(n);
-}
-
 void encode_mask(const uint64_t* mask, size_t n, size_t k, std::byte* out) {
   if (n == 0) return;
   if (mask_code_for(n, k) == MaskCode::kOffsets) {

@@ -7,13 +7,22 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/kernels.h"
+
 namespace scape::plugin {
 
 enum class MaskCode { kBitmask, kOffsets };
 
 // The code of a partition of n elements with k bits set, and the bytes it takes.
-MaskCode mask_code_for(size_t n, size_t k);
-size_t mask_code_bytes(size_t n, size_t k);
+inline MaskCode mask_code_for(size_t n, size_t k) {
+  return kernels::offset_code_bytes(n, k) < kernels::mask_words(n) * sizeof(uint64_t)
+             ? MaskCode::kOffsets
+             : MaskCode::kBitmask;
+}
+inline size_t mask_code_bytes(size_t n, size_t k) {
+  return mask_code_for(n, k) == MaskCode::kOffsets ? kernels::offset_code_bytes(n, k)
+                                                   : kernels::mask_words(n) * sizeof(uint64_t);
+}
 
 // Writes mask_code_bytes(n, k) bytes to out: the mask (words of 64 bits, exactly k of them set).
 void encode_mask(const uint64_t* mask, size_t n, size_t k, std::byte* out);

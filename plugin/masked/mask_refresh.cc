@@ -1,6 +1,6 @@
 #include "plugin/masked/mask_refresh.h"
 
-#include <numeric>
+#include <algorithm>
 #include <utility>
 
 #include "base/clock.h"
@@ -55,21 +55,23 @@ Status MaskRefresh::start(Communicator& side, Stream stream, WorkPtr* work) {
   fault_point(Fault::kSelect);
   const uint64_t begin = now_ns();
   const auto mine = static_cast<size_t>(rank_);
-  sent_.resize(bytes_[mine]);
-  received_.resize(std::accumulate(bytes_.begin(), bytes_.end(), size_t{0}));
+  const size_t longest = *std::max_element(bytes_.begin(), bytes_.end());
+  sent_.resize(longest);
+  received_.resize(longest * bytes_.size());
   engine_->choose(stream, scores_.data(), scored().size(), bits_[mine],
                   mask_.data() + scored().begin / 64, sent_.data());
   nanoseconds_ = now_ns() - begin;
   const CallTag tag{.registered = true, .name = name_, .stream = stream};
   SCAPE_RETURN_IF_ERROR(
-      side.all_gather_v(sent_.data(), received_.data(), bytes_, DataType::kUint8, tag, work));
+      side.all_gather(sent_.data(), received_.data(), longest, DataType::kUint8, tag, work));
   fault_point(Fault::kMasks);
   return Status::Ok();
 }
 
 Status MaskRefresh::finish(Stream stream) {
   const uint64_t begin = now_ns();
-  const int damaged = engine_->take_masks(stream, parts_, bits_, received_.data(), mask_.data());
+  const int damaged =
+      engine_->take_masks(stream, parts_, bits_, received_.data(), sent_.size(), mask_.data());
   if (damaged >= 0) {
     const auto r = static_cast<size_t>(damaged);
     return error(

@@ -19,7 +19,7 @@ Status MaskedBufferImpl::read_mask(uint64_t* words, size_t capacity) {
   }
   state_.mask.copy_to(words, stream_);
   if (state_.mask.empty()) std::fill_n(words, needed, uint64_t{0});
-  return Status::Ok();
+  return engine_->failure();
 }
 
 Status MaskedBufferImpl::read_ages(uint16_t* ages, size_t capacity) {
@@ -45,7 +45,7 @@ Status MaskedBufferImpl::read_ages(uint16_t* ages, size_t capacity) {
       ages[j] = masked.empty() ? uint16_t{1} : masked[i];
     }
   }
-  return Status::Ok();
+  return engine_->failure();
 }
 
 Status MaskedBufferImpl::read_residual(float* out, size_t capacity) {
@@ -58,7 +58,7 @@ Status MaskedBufferImpl::read_residual(float* out, size_t capacity) {
   } else {
     engine_->copy_out(stream_, out, residual(), count_ * sizeof(float));
   }
-  return Status::Ok();
+  return engine_->failure();
 }
 
 Status MaskedBufferImpl::read_moment(float* out, size_t capacity) {
@@ -74,7 +74,7 @@ Status MaskedBufferImpl::read_moment(float* out, size_t capacity) {
   }
   state_.moment.copy_to(out, stream_);
   if (state_.moment.empty()) std::fill_n(out, count_, 0.0f);
-  return Status::Ok();
+  return engine_->failure();
 }
 
 scape_stats MaskedBufferImpl::stats() const {
@@ -114,7 +114,7 @@ Status MaskedBufferImpl::save(std::vector<std::byte>* out) {
     return error(SCAPE_ERR_MEMORY, "buffer '%s': no memory to save %zu elements",
                  config_.name.c_str(), count_);
   }
-  return Status::Ok();
+  return engine_->failure();
 }
 
 Status MaskedBufferImpl::load(const std::byte* data, size_t size) {
@@ -141,7 +141,7 @@ Status MaskedBufferImpl::load(const std::byte* data, size_t size) {
   agreement_.reset();
   agreed_ = false;
   ages_.clear();
-  return Status::Ok();
+  return engine_->failure();
 }
 
 }  // namespace scape::plugin

@@ -163,13 +163,16 @@ Status MaskedBufferImpl::begin_all_reduce(const void* send, void* recv, Reductio
 }
 
 bool MaskedBufferImpl::poll() {
+  if (phase_ == Phase::kIdle) return true;
   try {
     while (phase_ != Phase::kIdle && advance()) {
     }
   } catch (const std::bad_alloc&) {
     run_out_of_memory("its all-reduce");
   }
-  return phase_ == Phase::kIdle;
+  if (phase_ != Phase::kIdle) return false;
+  engine_->end_call(stream_);
+  return true;
 }
 
 // ---- the state machine ----
@@ -325,8 +328,11 @@ Status MaskedBufferImpl::launch() {
   if (joins) {
     if (config_.role == SCAPE_ROLE_GRADIENT) warn_about_the_gradient_role(config_.name);
     const bool fresh = state_.step == 0 && !loaded_;
-    agreement_ = std::make_shared<Agreement>(make_agreement_record(
-        config_, count_, state_.step, fresh ? 0 : replicated_checksum(state_, stream_)));
+    agreement_ = std::make_shared<Agreement>(
+        engine_,
+        make_agreement_record(config_, count_, state_.step,
+                              fresh ? 0 : replicated_checksum(state_, stream_)),
+        ranks_);
     refresh_ = std::make_shared<MaskRefresh>(engine_, config_.name, count_, communicator_->rank(),
                                              ranks_, agreement_);
   }
@@ -354,6 +360,7 @@ Status MaskedBufferImpl::launch() {
   count_stats([&](scape_stats& stats) { stats.pack_ns += exchange_began_ - began; });
   phase_ = Phase::kExchange;
   if (!call_.dense) fault_point(Fault::kExchange);
+  SCAPE_RETURN_IF_ERROR(engine_->failure());
 
   // Whatever else this call has to do on the two channels takes its place in their order now.
   if (joins) {
@@ -390,6 +397,7 @@ void MaskedBufferImpl::finish_exchange() {
   call_.direct ? finish_direct() : finish_packed();
   count_stats([&](scape_stats& stats) { stats.unpack_ns += now_ns() - began; });
   loaded_ = false;
+  if (fail_unless(engine_->failure()); phase_ == Phase::kIdle) return;
   // The first call also sees to it that the side channel is there, since that is made on this
   // communicator.
   phase_ = Phase::kSide;
@@ -401,8 +409,15 @@ void MaskedBufferImpl::finish_call() {
     step_owed_ = true;
   } else {
     end_step();
+    fail_unless(engine_->failure());
   }
   phase_ = Phase::kIdle;
+}
+
+Status MaskedBufferImpl::end_local_step() {
+  engine_->end_call(stream_);
+  if (failure_.ok()) fail_unless(engine_->failure());
+  return failure_;
 }
 
 void MaskedBufferImpl::release_turn() {

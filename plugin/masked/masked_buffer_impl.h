@@ -96,6 +96,7 @@ class MaskedBufferImpl final : public MaskedBuffer {
   Status launch();
   void finish_exchange();
   void finish_call();
+  Status end_local_step();
   void release_turn();
   void fail(const Status& why);
   // In the middle of a call or a step: the other ranks are in it, or will be, and hear of the end

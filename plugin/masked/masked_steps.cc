@@ -47,7 +47,7 @@ Status MaskedBufferImpl::adams_step(float* param, double lr, double weight_decay
   } catch (const std::bad_alloc&) {
     run_out_of_memory("scape_adams_step()");
   }
-  return failure_;
+  return end_local_step();
 }
 
 void MaskedBufferImpl::do_adams_step(float* param, double lr, double weight_decay) {
@@ -108,7 +108,7 @@ Status MaskedBufferImpl::post_step(size_t offset, size_t length, const float* be
   const float age_cap = step.params.plain ? 1.0f : step.params.age_cap;
   engine_->post_step(step, offset, length, before, param, static_cast<float>(1 - lr * weight_decay),
                      age_cap);
-  return Status::Ok();
+  return end_local_step();
 }
 
 Status MaskedBufferImpl::clear_masked(void* buffer, Stream stream) {
@@ -120,14 +120,14 @@ Status MaskedBufferImpl::clear_masked(void* buffer, Stream stream) {
   if (!in_place_ || always_dense_ || place_ == nullptr) {
     // No residual in it: all of it is gradient.
     engine_->set(stream_, buffer, std::byte{0}, count_ * kernels::size_of(type_));
-    return Status::Ok();
+    return end_local_step();
   }
   if (buffer != place_) {
     return error(SCAPE_ERR_USAGE, "buffer '%s' keeps its residual in place at %p, not at %p",
                  config_.name.c_str(), static_cast<void*>(place_), buffer);
   }
   engine_->clear_sent(step_view(), error_);
-  return Status::Ok();
+  return end_local_step();
 }
 
 Status MaskedBufferImpl::flush(void* buffer, float* param, double lr, double weight_decay,

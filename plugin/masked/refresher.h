@@ -29,7 +29,7 @@ class SideJob {
  public:
   virtual ~SideJob() = default;
 
-  // Carried out, or given up; on a stream: enqueued.
+  // Carried out, or given up; on a stream: enqueued, unless it is for_host().
   bool done() const { return done_.load(std::memory_order_acquire); }
   // Valid once done().
   const Status& status() const { return status_; }
@@ -44,6 +44,10 @@ class SideJob {
   virtual Status start(Communicator& side, Stream stream, WorkPtr* work) = 0;
   // When that collective is done and went well, or, for what is ordered on `stream`, behind it.
   virtual Status finish(Stream stream) = 0;
+  // Whether the host reads what came of it: the job is done() then when `stream` has passed what
+  // finish() put there, and conclude() was called.
+  virtual bool for_host() const { return false; }
+  virtual void conclude() {}
 
  private:
   Status status_;

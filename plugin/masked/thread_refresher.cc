@@ -143,6 +143,7 @@ bool ThreadRefresher::complete_oldest(Status* status) {
   *status = running_.front().work->status();
   if (status->ok()) *status = running_.front().job->finish({});
   if (!status->ok()) return true;
+  running_.front().job->conclude();
   const Running oldest = std::move(running_.front());
   running_.pop_front();
   {

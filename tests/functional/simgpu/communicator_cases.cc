@@ -11,33 +11,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-ncclConfig_t non_blocking() {
-  ncclConfig_t config;
-  // As NCCL's initializer: what nobody set is undefined.
-  for (int* field = &config.blocking; field != reinterpret_cast<int*>(&config + 1); ++field) {
-    *field = kUndefInt;
-  }
-  config.size = sizeof config;
-  config.magic = kApiMagic;
-  config.version = kVersionCode;
-  config.netName = nullptr;
-  config.commName = nullptr;
-  config.blocking = 0;
-  return config;
-}
-
-// How often it was in progress before it was not.
-int wait_until_ready(ncclComm_t comm) {
-  const auto start = Clock::now();
-  for (int polls = 0;; ++polls) {
-    const ncclResult_t state = state_of(comm);
-    if (state == ncclSuccess) return polls;
-    CHECK(state == ncclInProgress);
-    CHECK(since(start) < 60);
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-}
-
 // An id from rank 0 to another, through the case's folder.
 void hand_over(const Rank& self, const ncclUniqueId& id) {
   const std::string path = self.folder + "/grow";

@@ -4,7 +4,9 @@
 // First: NCCL's declarations then name the same streams.
 #include "cuda_runtime_api.h"
 
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/functional/cases/case.h"
@@ -62,6 +64,34 @@ inline ncclResult_t state_of(ncclComm_t comm) {
   ncclResult_t state = ncclInternalError;
   NCCL(ncclCommGetAsyncError(comm, &state));
   return state;
+}
+
+// As NCCL's initializer, and not blocking.
+inline ncclConfig_t non_blocking() {
+  ncclConfig_t config;
+  // What nobody set is undefined.
+  for (int* field = &config.blocking; field != reinterpret_cast<int*>(&config + 1); ++field) {
+    *field = kUndefInt;
+  }
+  config.size = sizeof config;
+  config.magic = kApiMagic;
+  config.version = kVersionCode;
+  config.netName = nullptr;
+  config.commName = nullptr;
+  config.blocking = 0;
+  return config;
+}
+
+// How often it was in progress before it was not.
+inline int wait_until_ready(ncclComm_t comm) {
+  const auto start = std::chrono::steady_clock::now();
+  for (int polls = 0;; ++polls) {
+    const ncclResult_t state = state_of(comm);
+    if (state == ncclSuccess) return polls;
+    CHECK(state == ncclInProgress);
+    CHECK(since(start) < 60);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 inline simnccl_counters counters_of(const char* function, ncclComm_t comm) {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "interposer/host_comm.h"
+#include "interposer/premul_sum.h"
 
 namespace scape::interposer {
 namespace {

@@ -249,6 +249,23 @@ TEST_P(CudaMask, CodesMasks) {
 }
 
 // What comes damaged from the network is refused, as the reference does.
+TEST_P(CudaMask, ReplacesRefusedMasksOnly) {
+  const size_t n = 64 * 5 + 7;
+  const MaskParts parts{.size = 64 * 2, .bits = 70, .last_bits = 3};
+  const uint64_t kAll = ~uint64_t{0};
+  for (const bool refused : {false, true}) {
+    OnDevice<uint64_t> words(mask_words(n));
+    std::fill_n(words.data(), words.size(), 0xf0f0u);
+    OnDevice<uint32_t> code(1);
+    code[0] = refused ? 2 : 0;
+    ASSERT_RUNS(replace_refused(kStream, words.data(), n, parts, code.data()));
+    const std::vector<uint64_t> got(words.data(), words.data() + words.size());
+    const std::vector<uint64_t> expected = {kAll, 0x3f, kAll, 0x3f, 7, 0};
+    EXPECT_EQ(got, refused ? expected : std::vector<uint64_t>(6, 0xf0f0u));
+    words.check_guards();
+  }
+}
+
 TEST_P(CudaMask, RefusesDamagedCodes) {
   constexpr size_t kN = 2 * kOffsetBlock + 1001;
   const Guarded<uint64_t> words = random_mask(kN, 0.01, random_);

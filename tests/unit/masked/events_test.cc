@@ -31,19 +31,6 @@ namespace {
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// One rank and what it needs.
-struct Rank {
-  explicit Rank(std::shared_ptr<Communicator> c)
-      : communicator(std::move(c)), refresher(make_refresher(communicator)) {}
-
-  std::unique_ptr<MaskedBuffer> make(const BufferConfig& config, size_t count) const {
-    return make_masked_buffer(make_host_engine(), communicator, refresher, config, count);
-  }
-
-  std::shared_ptr<Communicator> communicator;
-  std::shared_ptr<Refresher> refresher;
-};
-
 std::vector<Rank> make_ranks(int ranks) {
   std::vector<Rank> all;
   for (const auto& communicator : make_local_group(ranks)) all.emplace_back(communicator);

@@ -18,7 +18,7 @@ void expect_equal(int ranks, const Scenario& scenario) {
   std::mutex mutex;
   run_local(ranks, [&](std::shared_ptr<Communicator> communicator) {
     const int rank = communicator->rank();
-    const std::string difference = run_scenario(std::move(communicator), scenario);
+    const std::string difference = run_scenario(Rank(std::move(communicator)), scenario);
     std::lock_guard lock(mutex);
     EXPECT_EQ(difference, "") << "rank " << rank << " of " << describe(scenario, ranks);
   });

@@ -69,12 +69,8 @@ class BlindEngine final : public HostEngine {
   uint16_t oldest_age(Stream, const uint16_t*, size_t, uint16_t bound) override { return bound; }
 };
 
-std::shared_ptr<Engine> make_engine(const Scenario& scenario) {
-  return scenario.blind ? std::make_shared<BlindEngine>() : make_host_engine();
-}
-
 struct Run {
-  std::shared_ptr<Communicator> communicator;
+  const Rank& rank;
   const Scenario& scenario;
   std::unique_ptr<MaskedBuffer> buffer;
   Simulation simulation;
@@ -87,9 +83,9 @@ struct Run {
 };
 
 Status complete(Run* run, const void* send, void* recv, const Reduction& reduction) {
-  SCAPE_RETURN_IF_ERROR(run->buffer->begin_all_reduce(send, recv, reduction));
+  SCAPE_RETURN_IF_ERROR(run->buffer->begin_all_reduce(send, recv, reduction, run->rank.stream));
   while (!run->buffer->poll()) {
-    if (!run->communicator->progress()) std::this_thread::yield();
+    if (!run->rank.communicator->progress()) std::this_thread::yield();
   }
   return run->buffer->status();
 }
@@ -97,7 +93,7 @@ Status complete(Run* run, const void* send, void* recv, const Reduction& reducti
 std::string compare_state(Run* run, int t) {
   const Simulation& expected = run->simulation;
   const size_t n = run->scenario.count;
-  const auto rank = static_cast<size_t>(run->communicator->rank());
+  const auto rank = static_cast<size_t>(run->rank.communicator->rank());
   const BufferConfig& config = run->scenario.config;
   std::vector<uint64_t> words((n + 63) / 64);
   std::vector<uint16_t> ages(n);
@@ -107,7 +103,7 @@ std::string compare_state(Run* run, int t) {
   if (Status status = run->buffer->read_ages(ages.data(), n); !status.ok()) return status.message();
   if (Status status = run->buffer->read_residual(residual.data(), n); !status.ok())
     return status.message();
-  const bool plain_dense = run->communicator->size() == 1 || config.sparsity == 0;
+  const bool plain_dense = run->rank.communicator->size() == 1 || config.sparsity == 0;
   const bool has_moment = config.role == SCAPE_ROLE_FUSED || !plain_dense;
   if (has_moment) {
     if (Status status = run->buffer->read_moment(moment.data(), n); !status.ok())
@@ -132,15 +128,19 @@ std::string compare_state(Run* run, int t) {
   return has_moment ? differ("moment", t, moment, expected.m) : std::string();
 }
 
-std::string reload(Run* run, const std::shared_ptr<Refresher>& refresher) {
+std::string reload(Run* run) {
   std::vector<std::byte> saved;
   if (Status status = run->buffer->save(&saved); !status.ok()) return status.message();
-  run->buffer = make_masked_buffer(make_engine(run->scenario), run->communicator, refresher,
-                                   run->scenario.config, run->scenario.count);
+  run->buffer = run->rank.make(run->scenario.config, run->scenario.count);
   return run->buffer->load(saved.data(), saved.size()).message();
 }
 
 }  // namespace
+
+Rank::Rank(std::shared_ptr<Communicator> host)
+    : communicator(std::move(host)),
+      refresher(make_refresher(communicator)),
+      make_engine(make_host_engine) {}
 
 BufferConfig short_config(double sparsity, scape_role role) {
   BufferConfig config;
@@ -164,28 +164,34 @@ std::string describe(const Scenario& s, int ranks) {
       s.blind ? ", blind" : "");
 }
 
-std::string run_scenario(std::shared_ptr<Communicator> communicator, const Scenario& scenario,
-                         uint32_t* digest) {
+std::string run_scenario(const Rank& given, const Scenario& scenario, uint32_t* digest) {
+  Rank place = given;
+  if (scenario.blind && place.stream.handle == nullptr)
+    place.make_engine = [] { return std::make_shared<BlindEngine>(); };
   const BufferConfig& config = scenario.config;
   const size_t n = scenario.count;
-  const int ranks = communicator->size();
-  const auto rank = static_cast<size_t>(communicator->rank());
+  const int ranks = place.communicator->size();
+  const auto rank = static_cast<size_t>(place.communicator->rank());
   const bool fused = config.role == SCAPE_ROLE_FUSED;
   const bool in_place = config.residual == SCAPE_RESIDUAL_IN_PLACE;
-  const auto refresher = make_refresher(communicator);
-  Run run{communicator, scenario,
-          make_masked_buffer(make_engine(scenario), communicator, refresher, config, n),
+  Run run{place, scenario, place.make(config, n),
           Simulation(config, n, ranks, scenario.shared, scenario.blind)};
 
   std::vector<Reduction> reductions;
   for (int i = 0; i < ranks; ++i)
     reductions.push_back({.op = scenario.op, .factor = 0.5 + 0.25 * i});
 
-  std::vector<float> param(n), expected_param;
+  // What the caller owns, in the buffer's place.
+  const std::shared_ptr<Engine> memory = place.make_engine();
+  const Stream stream = place.stream;
+  Array<std::byte> send(*memory), apart(*memory);
+  Array<float> param(*memory), grad(*memory);  // grad: in place, the gradient buffer
+
+  std::vector<float> expected_param(n);
   for (size_t j = 0; j < n; ++j)
-    param[j] = static_cast<float>(static_cast<double>(mixed(j) % 2000) / 1000 - 1);
-  expected_param = param;
-  std::vector<float> place(n);     // in place: the caller's gradient buffer
+    expected_param[j] = static_cast<float>(static_cast<double>(mixed(j) % 2000) / 1000 - 1);
+  param.assign(expected_param.data(), n, stream);
+  grad.fill(n, std::byte{0}, stream);
   std::vector<float> returned(n);  // first moment: m as last returned
 
   for (int t = 0; t < scenario.steps; ++t) {
@@ -203,29 +209,35 @@ std::string run_scenario(std::shared_ptr<Communicator> communicator, const Scena
     if (scenario.inject_nonfinite && n > 0) inject(t, ranks, &inputs);
     run.simulation.step(inputs, reductions, &expected_param, lr, scenario.weight_decay);
 
-    std::vector<std::byte> send = to_bytes(config.dtype, inputs[rank]);
-    const std::vector<std::byte> given = send;
-    std::vector<std::byte> apart(scenario.out_of_place ? send.size() : 0);
-    void* const recv = scenario.out_of_place ? apart.data() : send.data();
+    const std::vector<std::byte> sent = to_bytes(config.dtype, inputs[rank]);
+    send.assign(sent.data(), sent.size(), stream);
+    apart.resize(scenario.out_of_place ? sent.size() : 0);
+    std::byte* const recv = scenario.out_of_place ? apart.data() : send.data();
     Status status;
     if (in_place) {
-      for (size_t j = 0; j < n; ++j) place[j] += inputs[rank][j];
-      status = complete(&run, place.data(), place.data(), reductions[rank]);
+      std::vector<float> values = grad.to_host(stream);
+      for (size_t j = 0; j < n; ++j) values[j] += inputs[rank][j];
+      grad.assign(values.data(), n, stream);
+      status = complete(&run, grad.data(), grad.data(), reductions[rank]);
     } else {
       status = complete(&run, send.data(), recv, reductions[rank]);
     }
     if (!status.ok()) return format("step %d: ", t) + status.message();
     if (fused) {
-      if (send != given) return format("step %d: the caller's buffer was changed", t);
-      status = run.buffer->adams_step(param.data(), lr, scenario.weight_decay);
+      if (send.to_host(stream) != sent)
+        return format("step %d: the caller's buffer was changed", t);
+      status = run.buffer->adams_step(param.data(), lr, scenario.weight_decay, stream);
       if (!status.ok()) return format("step %d: ", t) + status.message();
-      if (in_place && !run.buffer->clear_masked(place.data()).ok()) return "clear_masked failed";
-      if (auto difference = differ("parameter", t, param, expected_param); !difference.empty())
+      if (in_place && !run.buffer->clear_masked(grad.data(), stream).ok())
+        return "clear_masked failed";
+      const std::vector<float> got = param.to_host(stream);
+      if (auto difference = differ("parameter", t, got, expected_param); !difference.empty())
         return difference;
-      run.add(param);
+      run.add(got);
     } else {
-      const std::vector<std::byte>& bytes = scenario.out_of_place ? apart : send;
-      if (scenario.out_of_place && send != given) return format("step %d: send was changed", t);
+      const std::vector<std::byte> bytes = (scenario.out_of_place ? apart : send).to_host(stream);
+      if (scenario.out_of_place && send.to_host(stream) != sent)
+        return format("step %d: send was changed", t);
       const std::vector<float> expected = from_bytes(config.dtype, run.simulation.output);
       if (auto difference = differ("output", t, from_bytes(config.dtype, bytes), expected);
           !difference.empty()) {
@@ -240,19 +252,20 @@ std::string run_scenario(std::shared_ptr<Communicator> communicator, const Scena
     if (t + 1 == scenario.flush_at && ranks > 1 && config.sparsity > 0) {
       const std::vector<std::vector<float>> nothing(static_cast<size_t>(ranks),
                                                     std::vector<float>(n));
-      std::vector<std::byte> flushed = given;  // its content must not matter
+      send.assign(sent.data(), sent.size(), stream);  // its content must not matter
       run.simulation.step(nothing, reductions, &expected_param, lr, scenario.weight_decay, true);
-      void* buffer = in_place ? static_cast<void*>(place.data()) : flushed.data();
-      status = run.buffer->flush(buffer, fused ? param.data() : nullptr, lr, scenario.weight_decay);
+      void* buffer = in_place ? static_cast<void*>(grad.data()) : send.data();
+      status = run.buffer->flush(buffer, fused ? param.data() : nullptr, lr, scenario.weight_decay,
+                                 stream);
       if (!status.ok()) return "flush: " + status.message();
-      if (auto difference = differ("flushed parameter", t, param, expected_param);
-          !difference.empty()) {
+      if (auto difference = differ("flushed parameter", t, param.to_host(stream), expected_param);
+          fused && !difference.empty()) {
         return difference;
       }
       if (!fused) {
         const std::vector<float> expected = from_bytes(config.dtype, run.simulation.output);
-        if (auto difference =
-                differ("flushed output", t, from_bytes(config.dtype, flushed), expected);
+        if (auto difference = differ("flushed output", t,
+                                     from_bytes(config.dtype, send.to_host(stream)), expected);
             !difference.empty()) {
           return difference;
         }
@@ -262,8 +275,8 @@ std::string run_scenario(std::shared_ptr<Communicator> communicator, const Scena
         return "after the flush: " + difference;
     }
     if (t + 1 == scenario.reload_at) {
-      if (std::string problem = reload(&run, refresher); !problem.empty()) return problem;
-      std::fill(place.begin(), place.end(), 0.0f);
+      if (std::string problem = reload(&run); !problem.empty()) return problem;
+      grad.fill(n, std::byte{0}, stream);
     }
   }
   const scape_stats stats = run.buffer->stats();

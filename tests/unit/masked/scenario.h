@@ -3,11 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "plugin/communicator.h"
+#include "plugin/masked/engine.h"
 #include "plugin/masked/masked_buffer.h"
+#include "plugin/masked/refresher.h"
 
 namespace scape::plugin::test {
 
@@ -22,7 +25,9 @@ struct Scenario {
   int reload_at = -1;  // save, make a new buffer and load, after this many steps
   double weight_decay = 0.1;
   bool shared = false;  // the communicator's ranks share memory
-  bool blind = false;   // the engine never tells what the data decided, as on a device
+  // The engine never tells what the data decided, as on a device. On host memory one is made for
+  // it.
+  bool blind = false;
   uint64_t seed = 1;
 };
 
@@ -32,9 +37,26 @@ BufferConfig short_config(double sparsity, scape_role role);
 // Names the scenario in a failure.
 std::string describe(const Scenario& scenario, int ranks);
 
+// One rank, and the place where its buffers are.
+struct Rank {
+  // On host memory.
+  explicit Rank(std::shared_ptr<Communicator> host);
+  Rank(std::shared_ptr<Communicator> c, std::shared_ptr<Refresher> r,
+       std::function<std::shared_ptr<Engine>()> e, Stream s)
+      : communicator(std::move(c)), refresher(std::move(r)), make_engine(std::move(e)), stream(s) {}
+
+  std::unique_ptr<MaskedBuffer> make(const BufferConfig& config, size_t count) const {
+    return make_masked_buffer(make_engine(), communicator, refresher, config, count);
+  }
+
+  std::shared_ptr<Communicator> communicator;
+  std::shared_ptr<Refresher> refresher;
+  std::function<std::shared_ptr<Engine>()> make_engine;
+  Stream stream;
+};
+
 // Empty when everything was equal; else what differed first. *digest, if not null, becomes a
 // checksum of all that the buffer gave: the same in each run.
-std::string run_scenario(std::shared_ptr<Communicator> communicator, const Scenario& scenario,
-                         uint32_t* digest = nullptr);
+std::string run_scenario(const Rank& rank, const Scenario& scenario, uint32_t* digest = nullptr);
 
 }  // namespace scape::plugin::test

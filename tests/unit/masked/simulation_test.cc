@@ -48,9 +48,9 @@ std::string run_all(std::shared_ptr<Communicator> communicator, bool shared) {
     if (!shared && scenario.count < kLarge && scenario.config.sparsity != kRepeated) continue;
     scenario.shared = shared;
     uint32_t first = 0, second = 0;
-    std::string difference = run_scenario(communicator, scenario, &first);
+    std::string difference = run_scenario(Rank(communicator), scenario, &first);
     if (difference.empty() && scenario.config.sparsity == kRepeated) {
-      difference = run_scenario(communicator, scenario, &second);
+      difference = run_scenario(Rank(communicator), scenario, &second);
       if (difference.empty() && first != second) difference = "two runs differ";
     }
     if (!difference.empty()) return describe(scenario, communicator->size()) + ": " + difference;

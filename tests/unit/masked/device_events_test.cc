@@ -1,0 +1,247 @@
+// What a device's ranks wait for and what they do not, and what happens when something is wrong.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+#include <simgpu.h>
+
+#include <atomic>
+#include <barrier>
+#include <bit>
+#include <chrono>
+#include <limits>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "device_ranks.h"
+#include "plugin/masked/array.h"
+
+namespace scape::plugin::test {
+namespace {
+
+constexpr size_t kCount = 3000;
+
+BufferConfig at_once(double sparsity) {
+  BufferConfig config = short_config(sparsity, SCAPE_ROLE_FUSED);
+  config.dense_steps = 1;
+  config.ramp_steps = 1;
+  return config;
+}
+
+// A rank's fused steps, none of which waits by itself.
+class Training {
+ public:
+  Training(const DeviceRank& rank, const BufferConfig& config)
+      : rank_(rank),
+        buffer_(rank.make(config, kCount)),
+        memory_(rank.make_engine()),
+        gradient_(*memory_),
+        param_(*memory_) {
+    std::vector<float> values(kCount);
+    for (size_t j = 0; j < kCount; ++j)
+      values[j] =
+          static_cast<float>((j * 13 + static_cast<size_t>(rank.communicator->rank())) % 17);
+    set_gradient(values);
+    param_.fill(kCount, std::byte{0}, rank_.stream);
+  }
+
+  void set_gradient(const std::vector<float>& values) {
+    gradient_.assign(values.data(), kCount, rank_.stream);
+  }
+
+  Status step() {
+    SCAPE_RETURN_IF_ERROR(
+        buffer_->begin_all_reduce(gradient_.data(), nullptr, {ReduceOp::kAvg}, rank_.stream));
+    drive(*rank_.communicator, [&] { return buffer_->poll(); });
+    SCAPE_RETURN_IF_ERROR(buffer_->status());
+    return buffer_->adams_step(param_.data(), 1e-2, 0.1, rank_.stream);
+  }
+
+  Status steps(int n) {
+    for (int i = 0; i < n; ++i) SCAPE_RETURN_IF_ERROR(step());
+    return Status::Ok();
+  }
+
+  // Waits for the device without a call that counts as waiting.
+  void idle() const {
+    while (cudaStreamQuery(static_cast<cudaStream_t>(rank_.stream.handle)) == cudaErrorNotReady)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+
+  std::vector<float> param() const { return param_.to_host(rank_.stream); }
+  MaskedBuffer& buffer() { return *buffer_; }
+
+ private:
+  const DeviceRank& rank_;
+  const std::unique_ptr<MaskedBuffer> buffer_;
+  const std::shared_ptr<Engine> memory_;
+  Array<float> gradient_;
+  Array<float> param_;
+};
+
+#define EXPECT_OK(expression)                                 \
+  do {                                                        \
+    const Status expected_ok_ = (expression);                 \
+    EXPECT_TRUE(expected_ok_.ok()) << expected_ok_.message(); \
+  } while (0)
+
+TEST(Waiting, NothingIsAllocatedAndNobodyWaitsAfterTheFirstSteps) {
+  std::barrier together(2);
+  run_device_ranks(2, [&](const DeviceRank& rank) {
+    Training training(rank, at_once(0.9));
+    EXPECT_OK(training.steps(8));
+    training.idle();
+    together.arrive_and_wait();
+    simgpu_counters before{}, after{};
+    simgpu_get_counters(&before);
+    together.arrive_and_wait();
+    for (int t = 0; t < 6; ++t) {
+      EXPECT_OK(training.step());
+      training.idle();
+      EXPECT_EQ(training.buffer().stats().skipped_steps, 0u);
+    }
+    together.arrive_and_wait();
+    simgpu_get_counters(&after);
+    together.arrive_and_wait();
+    EXPECT_EQ(after.host_syncs, before.host_syncs);
+    EXPECT_EQ(after.allocations, before.allocations);
+    EXPECT_EQ(after.frees, before.frees);
+    EXPECT_EQ(after.stream_creates, before.stream_creates);
+    EXPECT_EQ(after.event_creates, before.event_creates);
+    EXPECT_GT(after.kernels, before.kernels);
+  });
+}
+
+TEST(Waiting, TheHostRunsAheadOfADeviceThatStandsStill) {
+  std::vector<std::vector<float>> params(2);
+  run_device_ranks(2, [&](const DeviceRank& rank) {
+    Training training(rank, at_once(0.9));
+    EXPECT_OK(training.steps(6));
+    training.idle();
+    std::atomic<bool> go{false};
+    EXPECT_EQ(cudaLaunchHostFunc(
+                  static_cast<cudaStream_t>(rank.stream.handle),
+                  [](void* flag) {
+                    while (!*static_cast<std::atomic<bool>*>(flag))
+                      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                  },
+                  &go),
+              cudaSuccess);
+    // More would have to wait for a table of weight decay to be copied.
+    EXPECT_OK(training.steps(4));
+    EXPECT_EQ(cudaStreamQuery(static_cast<cudaStream_t>(rank.stream.handle)), cudaErrorNotReady);
+    go = true;
+    params[static_cast<size_t>(rank.communicator->rank())] = training.param();
+  });
+  EXPECT_EQ(params[0], params[1]);
+}
+
+TEST(Counters, TellOfSkipsOnceTheDeviceHasGotThere) {
+  run_device_ranks(2, [&](const DeviceRank& rank) {
+    Training training(rank, at_once(0.9));
+    EXPECT_OK(training.steps(2));
+    std::vector<float> values(kCount, 1);
+    if (rank.communicator->rank() == 1) values[7] = std::numeric_limits<float>::quiet_NaN();
+    training.set_gradient(values);
+    EXPECT_OK(training.step());
+    training.set_gradient(std::vector<float>(kCount, 1));
+    EXPECT_OK(training.steps(3));
+    (void)training.param();
+    const scape_stats stats = training.buffer().stats();
+    EXPECT_EQ(stats.skipped_steps, 1u);
+    EXPECT_LE(stats.nonfinite_values, rank.communicator->rank() == 1 ? 1u : 0u);
+  });
+}
+
+TEST(Agreement, FailsOnEveryRankInTheSameWordsAndLeavesTheCommunicatorAlone) {
+  std::vector<Status> errors(2);
+  run_device_ranks(2, [&](const DeviceRank& rank) {
+    const auto r = static_cast<size_t>(rank.communicator->rank());
+    Training training(rank, at_once(r == 0 ? 0.9 : 0.8));
+    EXPECT_OK(training.step());
+    errors[r] = training.step();
+    const auto memory = rank.make_engine();
+    Array<float> value(*memory);
+    const float one = 1;
+    value.assign(&one, 1, rank.stream);
+    EXPECT_EQ(rank.nccl.AllReduce(value.data(), value.data(), 1, nccl::ncclFloat32, nccl::ncclSum,
+                                  rank.comm, static_cast<nccl::cudaStream_t>(rank.stream.handle)),
+              nccl::ncclSuccess);
+    EXPECT_EQ(value.to_host(rank.stream)[0], 2);
+  });
+  EXPECT_EQ(errors[0].code(), SCAPE_ERR_MISMATCH) << errors[0].message();
+  EXPECT_NE(errors[0].message().find("rank 1 has 0.8"), std::string::npos) << errors[0].message();
+  EXPECT_EQ(errors[0].message(), errors[1].message());
+}
+
+// Rank 1 takes part in the first all-reduce and in the making of the side communicator only. Its
+// own ctest entry, with a short SCAPE_TIMEOUT.
+TEST(Silence, OfARankEndsTheSecondCallAndLeavesTheCommunicatorAlone) {
+  std::barrier together(2);
+  run_device_ranks(2, [&](const DeviceRank& rank) {
+    const auto stream = static_cast<nccl::cudaStream_t>(rank.stream.handle);
+    const auto memory = rank.make_engine();
+    Array<float> values(*memory);
+    values.fill(kCount, std::byte{0}, rank.stream);
+    if (rank.communicator->rank() == 0) {
+      Training training(rank, at_once(0.9));
+      EXPECT_OK(training.step());
+      const Status status = training.step();
+      EXPECT_FALSE(status.ok());
+      EXPECT_EQ(training.step().message(), status.message()) << "later calls fail at once";
+      together.arrive_and_wait();
+    } else {
+      EXPECT_EQ(rank.nccl.AllReduce(values.data(), values.data(), kCount, nccl::ncclFloat32,
+                                    nccl::ncclAvg, rank.comm, stream),
+                nccl::ncclSuccess);
+      nccl::ncclComm_t side = nullptr;
+      EXPECT_EQ(rank.nccl.CommSplit(rank.comm, 0, 1, &side, nullptr), nccl::ncclSuccess);
+      together.arrive_and_wait();
+      EXPECT_EQ(rank.nccl.CommAbort(side), nccl::ncclSuccess);
+    }
+    const std::vector<float> ones(kCount, 1);
+    values.assign(ones.data(), kCount, rank.stream);
+    EXPECT_EQ(rank.nccl.AllReduce(values.data(), values.data(), kCount, nccl::ncclFloat32,
+                                  nccl::ncclSum, rank.comm, stream),
+              nccl::ncclSuccess);
+    EXPECT_EQ(values.to_host(rank.stream)[5], 2);
+  });
+}
+
+TEST(Masks, ThatAreDamagedKeepTheirNumberOfBitsAndAreTold) {
+  run_device_ranks(1, [](const DeviceRank& rank) {
+    const auto engine = rank.make_engine();
+    const size_t n = 130, k = 40;
+    const Partition part{0, n};
+    Array<uint64_t> mask(*engine), code(*engine);
+    mask.fill(3, std::byte{0}, rank.stream);
+    const uint64_t words[] = {0, ~uint64_t{0}, ~uint64_t{0}};  // too many, and beyond the end
+    code.assign(words, 3, rank.stream);
+    const auto take = [&] {
+      return engine->take_masks(rank.stream, {&part, 1}, {&k, 1},
+                                reinterpret_cast<const std::byte*>(code.data()), sizeof(words),
+                                mask.data());
+    };
+    EXPECT_EQ(take(), -1);
+    engine->end_call(rank.stream);
+    EXPECT_EQ(mask.to_host(rank.stream), (std::vector<uint64_t>{(uint64_t{1} << k) - 1, 0, 0}));
+    EXPECT_EQ(take(), 0);
+    EXPECT_OK(engine->failure());
+  });
+}
+
+// The device is broken until the process ends: its own ctest entry.
+TEST(Failure, OfTheDeviceEndsTheBuffer) {
+  run_device_ranks(1, [](const DeviceRank& rank) {
+    Training training(rank, at_once(0.9));
+    EXPECT_OK(training.step());
+    simgpu_break_device(0, cudaErrorIllegalAddress);
+    Status status;
+    for (int t = 0; t < 3 && status.ok(); ++t) status = training.step();
+    EXPECT_FALSE(status.ok());
+    EXPECT_NE(status.message().find("illegal"), std::string::npos) << status.message();
+  });
+}
+
+}  // namespace
+}  // namespace scape::plugin::test
