@@ -490,6 +490,7 @@ RANKED_CASE(DEVICE_F21_what_goes_dense, 2) {
   CHECK(gradient.call(comm, stream, doubled) == ncclInvalidArgument);
   // Sending and receiving buffers that overlap: what comes of it is the real NCCL's matter.
   const ncclComm_t doomed = self.init();
+  self.meet("doomed");
   NCCL(ncclAllReduce(gradient.get(), gradient.get() + 8, 16, ncclFloat32, ncclSum, doomed, stream));
   CUDA(cudaStreamSynchronize(stream));
   CHECK(gradient.stats().fallback_calls == ++dense);

@@ -75,7 +75,10 @@ void same_in_both_modes(const std::string& name, int ranks, const std::string& w
       // The stand-in sums whole buffers over its transport; what ranks share is summed elsewise.
       if (host) one.environment["SCAPE_SHARED_MEMORY"] = "0";
       one.environment["SIMGPU_HOST_ACCESS"] = std::string(variant) == "device" ? "fault" : "allow";
-      if (std::string(variant) == "reordered") one.environment["SIMGPU_REORDER"] = "5";
+      if (std::string(variant) == "reordered") {
+        one.environment["SIMGPU_REORDER"] = "5";
+        one.environment["SIMGPU_DELAY_US"] = "300";
+      }
     }
     const std::vector<Outcome> outcomes = expect(runs, well);
     for (size_t rank = 0; rank < outcomes.size(); ++rank) {
