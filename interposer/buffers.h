@@ -45,8 +45,7 @@ struct Route {
 
 // Decides for one all-reduce. Counts it, and says once why a registered range goes dense. A call
 // with options of its own is masked or refused (USAGE: its range is registered already, or it is
-// named twice).
-// `comm`: null where nobody knows the call's communicator.
+// named twice). `comm`: null where nobody knows the call's communicator.
 Status route_all_reduce(const std::shared_ptr<MaskedComm>& comm, const AllReduceCall& call,
                         const CallOptions& options, Route* out);
 

@@ -89,14 +89,13 @@ ncclResult_t reduce_all(const void* send, void* recv, size_t count, ncclDataType
   if (!entered.outermost() || datatype >= ncclNumTypes) return go_on();
   bool masked = false;
   const scape_status status = guarded("ncclAllReduce", [&]() -> Status {
-    std::vector<MaskedCall> calls(1);
-    SCAPE_RETURN_IF_ERROR(
-        route(send, recv, count, datatype, op, comm, stream, config, &calls.front()));
-    masked = calls.front().route.buffer != nullptr;
+    MaskedCall call;
+    SCAPE_RETURN_IF_ERROR(route(send, recv, count, datatype, op, comm, stream, config, &call));
+    masked = call.route.buffer != nullptr;
     if (!masked) return {};
     DeviceGroup* const group = device_group();
-    if (group == nullptr) return launch_masked(calls);
-    group->calls.push_back(std::move(calls.front()));
+    if (group == nullptr) return launch_masked({std::move(call)});
+    group->calls.push_back(std::move(call));
     return {};
   });
   if (status != SCAPE_OK) return refuse(status);

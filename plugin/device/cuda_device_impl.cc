@@ -15,14 +15,16 @@ Status check_cuda(cudaError_t result, const char* what) {
                "CUDA: %s: %s", what, cudaGetErrorString(result));
 }
 
+UncapturedScope::UncapturedScope() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+
+UncapturedScope::~UncapturedScope() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+
 DeviceScope::DeviceScope(int device) : device_(device) {
   (void)cudaGetDevice(&before_);
   if (before_ != device_) (void)cudaSetDevice(device_);
-  (void)cudaThreadExchangeStreamCaptureMode(&mode_);
 }
 
 DeviceScope::~DeviceScope() {
-  (void)cudaThreadExchangeStreamCaptureMode(&mode_);
   if (before_ != device_ && before_ >= 0) (void)cudaSetDevice(before_);
 }
 
@@ -48,7 +50,8 @@ Status Event::hold(cudaStream_t stream) {
 }
 
 Status Event::passed(bool* out) {
-  const DeviceScope scope(device_);
+  // Not with the device as the thread's: going back to another would make a context there.
+  const UncapturedScope scope;
   const cudaError_t result = cudaEventQuery(event_);
   *out = result == cudaSuccess;
   if (result == cudaErrorNotReady) {

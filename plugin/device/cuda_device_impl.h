@@ -16,7 +16,19 @@ inline cudaStream_t cuda(Stream stream) { return static_cast<cudaStream_t>(strea
 // Ok, or INTERNAL (MEMORY where that is what lacks) with CUDA's reason.
 Status check_cuda(cudaError_t result, const char* what);
 
-// Makes a device the thread's, and what is done meanwhile no part of a capture of another stream's.
+// What this thread does meanwhile is no part of the capture of somebody's stream.
+class UncapturedScope {
+ public:
+  UncapturedScope();
+  ~UncapturedScope();
+  UncapturedScope(const UncapturedScope&) = delete;
+  UncapturedScope& operator=(const UncapturedScope&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// The same, with a device as the thread's.
 class DeviceScope {
  public:
   explicit DeviceScope(int device);
@@ -25,9 +37,9 @@ class DeviceScope {
   DeviceScope& operator=(const DeviceScope&) = delete;
 
  private:
+  const UncapturedScope uncaptured_;
   int before_ = -1;
   const int device_;
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
 // An event of one device. Only valid() ones may be used.
@@ -41,6 +53,7 @@ class Event {
   bool valid() const { return event_ != nullptr; }
   Status mark(cudaStream_t stream);
   Status hold(cudaStream_t stream);
+  // From any thread.
   Status passed(bool* out);
   // Waits for it.
   Status wait();

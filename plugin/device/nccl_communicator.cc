@@ -1,6 +1,8 @@
 #include "plugin/device/nccl_communicator.h"
 
+#include <unistd.h>
 #include <chrono>
+
 #include <cstddef>
 #include <cstring>
 #include <thread>
@@ -70,7 +72,7 @@ scape_status code_of(ncclResult_t result) {
 // ---- from one to the other ----
 
 NcclCommunicator::NcclCommunicator(const Functions& real, ncclComm_t comm, Owner owner)
-    : real_(real), comm_(comm), owner_(owner) {}
+    : real_(real), comm_(comm), owner_(owner), process_(::getpid()) {}
 
 Status NcclCommunicator::refused(const char* what) {
   return error(SCAPE_ERR_USAGE, "masked buffers on a device need no %s", what);
@@ -119,7 +121,7 @@ Status NcclCommunicator::wrap(const Functions& real, ncclComm_t comm,
 }
 
 NcclCommunicator::~NcclCommunicator() {
-  if (comm_ == nullptr) return;
+  if (comm_ == nullptr || ::getpid() != process_) return;
   Status ended = failure();
   for (const auto& made : premultiplied_) {
     if (made && ended.ok()) (void)real_.RedOpDestroy(made->op, comm_);

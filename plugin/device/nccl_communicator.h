@@ -2,6 +2,8 @@
 // the stream of its tag. Only what masked buffers need is there; all else is refused with USAGE.
 #pragma once
 
+#include <sys/types.h>
+
 #include <array>
 #include <atomic>
 #include <memory>
@@ -99,6 +101,7 @@ class NcclCommunicator final : public Communicator {
   const nccl::Functions& real_;
   std::atomic<nccl::ncclComm_t> comm_;  // null once this side of it was aborted
   const Owner owner_;
+  const pid_t process_;  // a forked child must not end what is the parent's
   int rank_ = -1;
   int size_ = 0;
   std::string name_;

@@ -26,9 +26,10 @@ class StreamRefresher final : public Refresher {
                   std::shared_ptr<NcclCommunicator> communicator);
 
   bool in_owner_process() const override;
-  // Calls end within their begin or poll, so turns are over as soon as they are served.
+  // ncclCommSplit uses the communicator in the background.
+  bool communicator_is_free() const override { return !side_work_ || side_work_->done(); }
   uint64_t take_turn() override { return next_turn_++; }
-  bool is_turn(uint64_t turn) const override { return turn_ == turn; }
+  bool is_turn(uint64_t turn) const override { return turn_ == turn && communicator_is_free(); }
   void end_turn(uint64_t turn) override { turn_ = turn + 1; }
   Status start_side_channel(const void* data, size_t bytes) override;
   bool side_channel_ready(Status* status) override;

@@ -36,7 +36,9 @@ class MaskedBufferImpl final : public MaskedBuffer {
   Status begin_all_reduce(const void* send, void* recv, Reduction reduction,
                           Stream stream) override;
   bool poll() override;
-  bool launched() const override { return phase_ == Phase::kIdle || !holds_turn_; }
+  bool launched() const override {
+    return phase_ == Phase::kIdle || (!holds_turn_ && refresher_->communicator_is_free());
+  }
   Status status() const override { return status_; }
 
   Status adams_step(float* param, double lr, double weight_decay, Stream stream) override;

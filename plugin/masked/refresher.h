@@ -62,6 +62,9 @@ class Refresher {
   // False in a child made by fork(), which must not use it.
   virtual bool in_owner_process() const = 0;
 
+  // False while the making of the side channel has the communicator to itself, so that no work may
+  // be started on it; no turn is served then.
+  virtual bool communicator_is_free() const = 0;
   // Turns are served in the order in which they were taken.
   virtual uint64_t take_turn() = 0;
   virtual bool is_turn(uint64_t turn) const = 0;

@@ -24,6 +24,8 @@ class ThreadRefresher final : public Refresher {
   ThreadRefresher& operator=(const ThreadRefresher&) = delete;
 
   bool in_owner_process() const override;
+  // The side channel is made by a work in the communicator's order.
+  bool communicator_is_free() const override { return true; }
   uint64_t take_turn() override;
   bool is_turn(uint64_t turn) const override;
   void end_turn(uint64_t turn) override;

@@ -70,12 +70,16 @@ void same_in_both_modes(const std::string& name, int ranks, const std::string& w
     std::vector<Run> runs = rank_runs(name, ranks, with);
     const bool host = std::string(variant) == "host";
     for (Run& one : runs) {
+      one.limit_s = 60;  // the test's own limit is for all three
       one.environment["LD_PRELOAD"] = preload(host ? HOST_SCAPE_NCCL : SCAPE_NCCL);
       one.environment["SCAPE_MODE"] = host ? "host" : "device";
       // The stand-in sums whole buffers over its transport; what ranks share is summed elsewise.
       if (host) one.environment["SCAPE_SHARED_MEMORY"] = "0";
       one.environment["SIMGPU_HOST_ACCESS"] = std::string(variant) == "device" ? "fault" : "allow";
-      if (std::string(variant) == "reordered") one.environment["SIMGPU_REORDER"] = "5";
+      if (std::string(variant) == "reordered") {
+        one.environment["SIMGPU_REORDER"] = "5";
+        one.environment["SIMGPU_DELAY_US"] = "300";
+      }
     }
     const std::vector<Outcome> outcomes = expect(runs, well);
     for (size_t rank = 0; rank < outcomes.size(); ++rank) {

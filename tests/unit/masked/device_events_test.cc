@@ -3,12 +3,12 @@
 #include <gtest/gtest.h>
 #include <simgpu.h>
 
+#include <algorithm>
 #include <atomic>
 #include <barrier>
-#include <bit>
 #include <chrono>
 #include <limits>
-#include <mutex>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -172,6 +172,121 @@ TEST(Agreement, FailsOnEveryRankInTheSameWordsAndLeavesTheCommunicatorAlone) {
   EXPECT_EQ(errors[0].code(), SCAPE_ERR_MISMATCH) << errors[0].message();
   EXPECT_NE(errors[0].message().find("rank 1 has 0.8"), std::string::npos) << errors[0].message();
   EXPECT_EQ(errors[0].message(), errors[1].message());
+}
+
+TEST(Concurrency, SeveralBuffersInFlightAreStartedInOneOrder) {
+  // Calls that begin together and are polled in another order on each rank.
+  std::vector<std::vector<std::vector<float>>> results(2);
+  run_device_ranks(2, [&](const DeviceRank& rank) {
+    const auto memory = rank.make_engine();
+    std::vector<std::unique_ptr<MaskedBuffer>> buffers;
+    std::vector<Array<float>> data;
+    for (size_t b = 0; b < 4; ++b) {
+      BufferConfig config = at_once(0.9);
+      config.role = b % 2 == 0 ? SCAPE_ROLE_GRADIENT : SCAPE_ROLE_FIRST_MOMENT;
+      config.name = format("buffer.%zu", b);
+      buffers.push_back(rank.make(config, 100 + 300 * b));
+      std::vector<float> values;
+      for (size_t j = 0; j < 100 + 300 * b; ++j) values.push_back(static_cast<float>(j % 23));
+      data.emplace_back(*memory).assign(values.data(), values.size(), rank.stream);
+    }
+    for (int t = 0; t < 10; ++t) {
+      for (size_t b = 0; b < buffers.size(); ++b) {
+        EXPECT_OK(buffers[b]->begin_all_reduce(data[b].data(), data[b].data(), {ReduceOp::kAvg},
+                                               rank.stream));
+      }
+      for (bool over = false; !over;) {
+        over = true;
+        for (size_t i = 0; i < buffers.size(); ++i) {
+          const size_t b = rank.communicator->rank() == 0 ? i : buffers.size() - 1 - i;
+          over = buffers[b]->poll() && over;
+        }
+        std::this_thread::yield();
+      }
+      for (const auto& buffer : buffers) EXPECT_OK(buffer->status());
+    }
+    auto& mine = results[static_cast<size_t>(rank.communicator->rank())];
+    for (const Array<float>& values : data) mine.push_back(values.to_host(rank.stream));
+  });
+  EXPECT_EQ(results[0], results[1]);
+}
+
+TEST(Streams, MayBeGoneAfterACall) {
+  std::vector<std::vector<float>> results(2);
+  run_device_ranks(2, [&](const DeviceRank& rank) {
+    const auto memory = rank.make_engine();
+    const auto buffer = [&] {
+      BufferConfig config = at_once(0.9);
+      config.role = SCAPE_ROLE_GRADIENT;
+      return rank.make(config, kCount);
+    }();
+    Array<float> data(*memory);
+    const std::vector<float> values(kCount, 3);
+    data.assign(values.data(), kCount, rank.stream);
+    for (int t = 0; t < 6; ++t) {
+      cudaStream_t stream = nullptr;
+      EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+      EXPECT_OK(buffer->begin_all_reduce(data.data(), data.data(), {ReduceOp::kAvg}, {stream}));
+      drive(*rank.communicator, [&] { return buffer->poll(); });
+      EXPECT_OK(buffer->status());
+      if (t == 3) {
+        std::vector<std::byte> saved;
+        EXPECT_OK(buffer->save(&saved));
+      }
+      EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+    }
+    auto& mine = results[static_cast<size_t>(rank.communicator->rank())];
+    mine.resize(kCount);
+    EXPECT_OK(buffer->read_moment(mine.data(), kCount));
+  });
+  EXPECT_EQ(results[0], results[1]);
+  EXPECT_NE(results[0], std::vector<float>(kCount));
+}
+
+TEST(HookedRole, PostStepScalesTheChangeOfMaskedParametersByTheirAgeAndHoldsTheOthers) {
+  run_device_ranks(2, [](const DeviceRank& rank) {
+    const size_t n = 333;
+    BufferConfig config = at_once(0.9);
+    config.role = SCAPE_ROLE_GRADIENT_HOOKED;
+    const auto buffer = rank.make(config, n);
+    const auto memory = rank.make_engine();
+    Array<float> data(*memory), device_before(*memory), param(*memory);
+    for (int t = 0; t < 15; ++t) {
+      std::vector<float> values(n);
+      for (size_t j = 0; j < n; ++j)
+        values[j] = static_cast<float>((j * 13 + static_cast<size_t>(t)) % 11);
+      data.assign(values.data(), n, rank.stream);
+      EXPECT_OK(buffer->begin_all_reduce(data.data(), data.data(), {ReduceOp::kAvg}, rank.stream));
+      drive(*rank.communicator, [&] { return buffer->poll(); });
+      EXPECT_OK(buffer->status());
+    }
+    std::vector<uint64_t> mask(kernels::mask_words(n));
+    std::vector<uint16_t> ages(n);
+    EXPECT_OK(buffer->read_mask(mask.data(), mask.size()));
+    EXPECT_OK(buffer->read_ages(ages.data(), n));
+    std::vector<float> before(n), after(n), expected(n);
+    size_t scaled = 0;
+    for (size_t j = 0; j < n; ++j) {
+      before[j] = 1 + static_cast<float>(j) / 100;
+      after[j] = before[j] - 0.25f;
+      const bool masked = (mask[j / 64] >> (j % 64)) & 1;
+      const float decayed = before[j] * 0.75f;
+      const float scaled_step = decayed + static_cast<float>(ages[j]) * (after[j] - decayed);
+      expected[j] = !masked ? decayed : ages[j] == 1 ? after[j] : scaled_step;
+      scaled += masked && ages[j] > 1;
+    }
+    EXPECT_GT(scaled, 0u);
+    device_before.assign(before.data(), n, rank.stream);
+    param.assign(after.data(), n, rank.stream);
+    for (size_t begin = 0; begin < n;) {
+      const size_t length = std::min(n - begin, 1 + begin % 97);
+      EXPECT_OK(buffer->post_step(begin, length, device_before.data() + begin, param.data() + begin,
+                                  0.5, 0.5, rank.stream));
+      begin += length;
+    }
+    EXPECT_EQ(param.to_host(rank.stream), expected);
+  });
 }
 
 // Rank 1 takes part in the first all-reduce and in the making of the side communicator only. Its
