@@ -82,7 +82,7 @@ function(scape_cuda_objects out)
     set(from ${CMAKE_CURRENT_SOURCE_DIR}/${source})
     set(to ${CMAKE_CURRENT_BINARY_DIR}/${source}.o)
     add_custom_command(OUTPUT ${to}
-      COMMAND ${CCACHE} ${SCAPE_NVCC} ${SCAPE_NVCC_FLAGS} ${SCAPE_NVCC_CODE} -MD -MF ${to}.d -c ${from} -o ${to}
+      COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${SCAPE_NVCC} ${SCAPE_NVCC_FLAGS} ${SCAPE_NVCC_CODE} -MD -MF ${to}.d -c ${from} -o ${to}
       DEPENDS ${from} ${SCAPE_NVCC} DEPFILE ${to}.d VERBATIM COMMENT "Building CUDA object ${source}.o")
     list(APPEND objects ${to})
   endforeach()
