@@ -141,10 +141,10 @@ static void report(void) {
       "DID {\"pid\": %d, \"sent_bytes\": %llu, \"sent_messages\": %llu, \"received_bytes\": %llu, "
       "\"received_messages\": %llu, \"send_nulls\": %llu, \"receive_nulls\": %llu, "
       "\"connect_nulls\": %llu, \"accept_nulls\": %llu, \"registrations\": %llu, \"hits\": %llu, "
-      "\"links\": %d}\n",
+      "\"links\": %d, \"warnings\": %d}\n",
       (int)getpid(), did.sent_bytes, did.sent_messages, did.received_bytes, did.received_messages,
       did.send_nulls, did.receive_nulls, did.connect_nulls, did.accept_nulls, did.registrations,
-      did.hits, links);
+      did.hits, links, atomic_load(&warnings));
   CHECK(write(STDOUT_FILENO, line, (size_t)length) == length, "cannot report");
 }
 
