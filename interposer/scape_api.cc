@@ -149,7 +149,7 @@ bool before_first_call(const void* address, size_t count) {
   const std::shared_ptr<Registration> registration = registry().find(address);
   if (registration == nullptr) return false;
   const size_t offset = reinterpret_cast<uintptr_t>(address) - registration->base;
-  return offset + count * registration->element_size() <= registration->bytes();
+  return count <= (registration->bytes() - offset) / registration->element_size();
 }
 
 Status do_next(const char* name) {
