@@ -82,4 +82,13 @@ Status read_call_options(const nccl::ncclCollConfig_t* call, CallOptions* out) {
   return {};
 }
 
+Status refuse_call_options(const nccl::ncclCollConfig_t* config) {
+  CallOptions options;
+  SCAPE_RETURN_IF_ERROR(read_call_options(config, &options));
+  if (!options.present) return {};
+  return error(SCAPE_ERR_USAGE,
+               "\"%s\": only all-reduces are made sparse; leave Scape's options out of this call",
+               options.config.name);
+}
+
 }  // namespace scape::interposer

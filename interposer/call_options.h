@@ -19,4 +19,7 @@ struct CallOptions {
 // values are checked with the registration they make.
 Status read_call_options(const nccl::ncclCollConfig_t* config, CallOptions* out);
 
+// The same for collectives that are never sparse: USAGE where there are any.
+Status refuse_call_options(const nccl::ncclCollConfig_t* config);
+
 }  // namespace scape::interposer

@@ -117,16 +117,6 @@ ncclResult_t all_reduce_config(const void* sendbuff, void* recvbuff, size_t coun
   });
 }
 
-// Options that ask for a masked call, on one that cannot be masked.
-Status check_options(const ncclCollConfig_t* config) {
-  CallOptions options;
-  SCAPE_RETURN_IF_ERROR(read_call_options(config, &options));
-  if (!options.present) return {};
-  return error(SCAPE_ERR_USAGE,
-               "\"%s\": only all-reduces are made sparse; leave Scape's options out of this call",
-               options.config.name);
-}
-
 void keep_config(const ncclCollConfig_t* config, const ncclCollConfig_t** out) { *out = config; }
 template <typename Other>
 void keep_config(Other, const ncclCollConfig_t**) {}
@@ -138,7 +128,7 @@ Status look_at(const char* function, const void* send, void* recv, size_t count,
                ncclDataType_t type, Rest... rest) {
   const ncclCollConfig_t* config = nullptr;
   (keep_config(rest, &config), ...);
-  SCAPE_RETURN_IF_ERROR(check_options(config));
+  SCAPE_RETURN_IF_ERROR(refuse_call_options(config));
   if (type >= ncclNumTypes) return {};
   note_other_collective(function, send, recv,
                         count * plugin::size_of(static_cast<plugin::DataType>(type)));

@@ -78,10 +78,10 @@ Status check_config(const ncclConfig_t* config) {
 }
 
 // What tunes kernels and launches has no meaning on host memory; of the vendor extensions Scape's
-// own count.
+// own count, where there is a place for them.
 Status check_config(const ncclCollConfig_t* config, CallOptions* options) {
   SCAPE_RETURN_IF_ERROR(Versioned<ncclCollConfig_t>(config).check("ncclCollConfig_t", kApiMagic));
-  return read_call_options(config, options);
+  return options != nullptr ? read_call_options(config, options) : refuse_call_options(config);
 }
 
 struct Range {
@@ -143,13 +143,7 @@ Status begin_collective(Call::Kind kind, ncclComm_t comm, const void* send, void
                         size_t count, ncclDataType_t type, const ncclCollConfig_t* config,
                         Call* call, CallOptions* options = nullptr) {
   SCAPE_RETURN_IF_ERROR(begin_call(kind, comm, send, recv, count, type, call));
-  CallOptions none;
-  if (options == nullptr) options = &none;
-  SCAPE_RETURN_IF_ERROR(check_config(config, options));
-  if (!none.present) return {};
-  return error(SCAPE_ERR_USAGE,
-               "\"%s\": only all-reduces are made sparse; leave Scape's options out of this call",
-               none.config.name);
+  return check_config(config, options);
 }
 
 Status begin_rooted(Call::Kind kind, ncclComm_t comm, const void* send, void* recv, size_t count,
