@@ -56,11 +56,10 @@ StreamRefresher::Entry* StreamRefresher::find(const std::shared_ptr<SideJob>& jo
 }
 
 void StreamRefresher::drop(const std::shared_ptr<SideJob>& job) {
-  const auto found = std::find_if(entries_.begin(), entries_.end(),
-                                  [&](const Entry& entry) { return entry.job == job; });
-  if (found == entries_.end()) return;
-  if (found->fence) fences_.push_back(std::move(found->fence));
-  entries_.erase(found);
+  Entry* const entry = find(job);
+  if (entry == nullptr) return;
+  if (entry->fence) fences_.push_back(std::move(entry->fence));
+  entries_.erase(entries_.begin() + (entry - entries_.data()));
 }
 
 void StreamRefresher::submit(const std::shared_ptr<SideJob>& job) {
