@@ -1,6 +1,7 @@
 // Selection, masks and their codes.
 #include <numeric>
 
+#include "kernels/cuda/scan.cuh"
 #include "tests/unit/kernels/cuda_testing.h"
 
 namespace scape::kernels::cuda::testing {
@@ -187,6 +188,44 @@ TEST_P(CudaMask, IndexesRuns) {
   }
 }
 
+// The tiles' sums take several rounds of one block of threads: a mask of more than 2^29 elements.
+TEST_P(CudaMask, AddsUpTilesInSeveralRounds) {
+  constexpr size_t kRuns = size_t{kScanThreads} * kTileRuns * 2 + kTileRuns + 17;
+  Guarded<uint64_t> index(scan_bytes(kRuns) / sizeof(uint64_t));
+  uint64_t* const tiles = index.data() + kRuns + 1;
+  std::vector<uint64_t> expected(kRuns + 1);
+  uint64_t in_tile = 0, sum = 0;
+  for (size_t run = 0; run < kRuns; ++run) {
+    if (run % kTileRuns == 0) in_tile = 0;
+    expected[run] = sum;
+    index[run] = in_tile;
+    const uint64_t count = random_() % 2049;
+    in_tile += count;
+    sum += count;
+    tiles[run / kTileRuns] = in_tile;
+  }
+  expected[kRuns] = sum;
+  ASSERT_RUNS(finish_scan("a test", kStream, index.data(), kRuns, nullptr));
+  index.check_guards();
+  for (size_t run = 0; run <= kRuns; ++run) ASSERT_EQ(index[run], expected[run]) << run;
+}
+
+// As do the counts of more than 1024 blocks of offsets.
+TEST_P(CudaMask, DecodesManyBlocksOfOffsets) {
+  constexpr size_t kN = kOffsetBlock * (2 * kScanThreads + 3) - 100;
+  Guarded<uint64_t> words(mask_words(kN));
+  for (int i = 0; i < 5000; ++i) {
+    const size_t j = random_() % kN;
+    words[j / 64] |= uint64_t{1} << j % 64;
+  }
+  const size_t k = bits_set(words);
+  Guarded<uint16_t> code(offset_code_bytes(kN, k) / 2);
+  reference().encode_offsets(words.data(), kN, code.data());
+  Guarded<uint64_t> decoded(words.size());
+  ASSERT_TRUE(decode(code, true, kN, k, decoded));
+  expect_same(words, decoded, "decoded mask");
+}
+
 // Field case F14(a): sizes are exact in 64 bits.
 TEST(CudaSizes, AreExactBeyond32Bits) {
   constexpr size_t kN = size_t{1} << 33;
@@ -291,6 +330,16 @@ TEST_P(CudaMask, RefusesDamagedCodes) {
     refused += !good;
   }
   EXPECT_GT(refused, 10u);
+  // Offsets that come twice, or not in order, in the first block and the last.
+  for (const size_t at : {size_t{6}, code.size() - 2}) {
+    Guarded<uint16_t> unordered(code.size());
+    unordered.assign(code);
+    unordered[at] = unordered[at + 1];
+    EXPECT_FALSE(decode(unordered, true, kN, k, decoded));
+    unordered.assign(code);
+    std::swap(unordered[at], unordered[at + 1]);
+    EXPECT_FALSE(decode(unordered, true, kN, k, decoded));
+  }
   // Counts whose 32-bit sum is right, and one that no block can have.
   Guarded<uint16_t> wrong(code.size());
   for (const uint32_t shift : {0x80000000u, 0x00010000u}) {
