@@ -95,6 +95,14 @@ Status foreign(const StateOwner& owner, const char* what, const std::string& sav
       owner.config.name.c_str(), what, saved.c_str(), here.c_str());
 }
 
+Status other_schedule(const StateOwner& owner, const std::string& saved, const std::string& here) {
+  return error(SCAPE_ERR_DATA,
+               "saved state of buffer '%s' has a next step with %s, but its options here want %s; "
+               "nothing was loaded: register it with the sparsity and the warm-up that it was "
+               "saved with",
+               owner.config.name.c_str(), saved.c_str(), here.c_str());
+}
+
 Status check_owner(const StateOwner& owner, const Header& header) {
   const auto check = [&](const char* what, uint64_t saved, uint64_t here) {
     if (saved == here) return Status::Ok();
@@ -147,11 +155,8 @@ Status check_mask(const StateOwner& owner, const std::vector<uint64_t>& mask) {
 // step that was to be dense has none.
 Status check_next(const StateOwner& owner, uint64_t step, const std::vector<uint64_t>& next) {
   const bool dense = owner.ranks == 1 || owner.count == 0 || sparsity_at(owner.config, step) == 0;
-  if (next.empty() != dense) {
-    return foreign(owner, "a next step that is", dense ? "masked" : "dense",
-                   dense ? "dense (the sparsity or the schedule was changed)"
-                         : "masked (the sparsity or the schedule was changed)");
-  }
+  if (next.empty() != dense)
+    return other_schedule(owner, dense ? "a mask" : "no mask", dense ? "none" : "one");
   if (dense) return Status::Ok();
   for (int q = 0; q < owner.ranks; ++q) {
     const Partition part = partition_of(owner.count, owner.ranks, q);
@@ -159,8 +164,8 @@ Status check_next(const StateOwner& owner, uint64_t step, const std::vector<uint
     const size_t found =
         kernels::ops().count_bits(next.data() + part.begin / 64, kernels::mask_words(part.size()));
     if (found != expected) {
-      return foreign(owner, "mask bits in its next step", format("%zu", found),
-                     format("%zu (the sparsity or the schedule was changed)", expected));
+      return other_schedule(owner, format("%zu masked elements in rank %d's part", found, q),
+                            format("%zu", expected));
     }
   }
   return Status::Ok();
