@@ -74,7 +74,7 @@ class DeviceComm final : public MaskedComm {
   const nccl::ncclComm_t handle_;
   std::atomic<bool> closed_{false};
 
-  std::recursive_timed_mutex mutex_;  // hold()
+  std::recursive_mutex mutex_;  // hold()
   std::shared_ptr<plugin::DeviceChannel> channel_;
   std::string unopened_;  // why there is none
 

@@ -60,7 +60,7 @@ class MaskedComm {
                             plugin::Stream* out) = 0;
 
   // Held by whoever uses one of its buffers, where they are for one thread at a time.
-  using Hold = std::unique_lock<std::recursive_timed_mutex>;
+  using Hold = std::unique_lock<std::recursive_mutex>;
   virtual Hold hold() = 0;
 
   // Whether its buffers are in memory of the host.
