@@ -1,14 +1,18 @@
 // How much longer things may take in a sanitizer build.
 #pragma once
 
-namespace scape::test {
-
 #if defined(__SANITIZE_THREAD__)
-inline constexpr double kSlowdown = 10;
+#define SCAPE_SLOWDOWN 10.0
 #elif defined(__SANITIZE_ADDRESS__)
-inline constexpr double kSlowdown = 5;
+#define SCAPE_SLOWDOWN 5.0
 #else
-inline constexpr double kSlowdown = 1;
+#define SCAPE_SLOWDOWN 1.0
 #endif
 
+#if defined(__cplusplus)
+namespace scape::test {
+
+inline constexpr double kSlowdown = SCAPE_SLOWDOWN;
+
 }  // namespace scape::test
+#endif

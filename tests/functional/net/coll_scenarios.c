@@ -355,7 +355,7 @@ static void run_jobs(struct job* jobs, int n) {
       --left;
     }
     sched_yield();
-    CHECK(now() - since < 60, "%d of %d calls are not over after 60 s", left, n);
+    CHECK(now() - since < 60 * SCAPE_SLOWDOWN, "%d of %d calls are not over in time", left, n);
   }
 }
 
@@ -548,7 +548,8 @@ void coll_requests(void) {
     for (int link = 0; link < links; ++link) {
       left += sequences[link].left + sequences[link].has_next + sequences[link].open_count;
     }
-    CHECK(now() - since < 60, "nothing has ended for 60 s, %d calls are left", left);
+    CHECK(now() - since < 60 * SCAPE_SLOWDOWN, "nothing has ended in time, %d calls are left",
+          left);
   }
   atomic_store(&registering.stop, 1);
   pthread_join(thread, NULL);
@@ -578,11 +579,11 @@ static void expect_failure(void* comm, void* request, int result, int code, cons
   int done = 0, size = 0;
   while (result == NET_SUCCESS && !done) {
     result = coll_test(&coll, request, &done, &size);
-    CHECK(now() - since < 20, "nothing heard of it after 20 s");
+    CHECK(now() - since < 20 * SCAPE_SLOWDOWN, "nothing heard of it in time");
     sched_yield();
   }
   CHECK(!done, "the call has ended well");
-  CHECK(now() - since < 5, "heard of it after %.1f s", now() - since);
+  CHECK(now() - since < 5 * SCAPE_SLOWDOWN, "heard of it after %.1f s", now() - since);
   CHECK(result == code, "the failure gives %d, not %d (%s)", result, code, last_warning);
   CHECK(strstr(last_warning, words) != NULL, "no word of %s: %s", words, last_warning);
   /* From then on it fails at once. */
@@ -761,7 +762,7 @@ void coll_mismatch(void) {
   const double since = now();
   const int result = try_connect(0, listen_comm, &comm);
   CHECK(result == NET_INVALID_USAGE && comm == NULL, "different libraries give %d", result);
-  CHECK(now() - since < 5, "connect took %.1f s", now() - since);
+  CHECK(now() - since < 5 * SCAPE_SLOWDOWN, "connect took %.1f s", now() - since);
   CHECK(strstr(last_warning, "ucx") != NULL && strstr(last_warning, "ofi") != NULL, "%s",
         last_warning);
   OK(coll_close_listen(&coll, listen_comm));
@@ -787,7 +788,7 @@ void coll_absent(void) {
       snprintf(words, sizeof words, "rank %d", kAbsent[i].rank);
       const int result = try_connect(0, listen_comm, &comm);
       CHECK(result == NET_REMOTE_ERROR && comm == NULL, "connect gives %d", result);
-      CHECK(now() - since < 8, "connect took %.1f s", now() - since);
+      CHECK(now() - since < 8 * SCAPE_SLOWDOWN, "connect took %.1f s", now() - since);
       const char* const reason = strstr(last_warning, "joins no group: ");
       CHECK(reason != NULL && strstr(reason, words) != NULL, "no word of %s: %s", words,
             last_warning);
@@ -848,12 +849,12 @@ static void kill_one(int killed, size_t n) {
   /* A call may still end well without the one that died, but not the one after it. */
   int done = 0, size = 0, latest = result;
   const double since = now();
-  while (latest == NET_SUCCESS && now() - since < 20) {
+  while (latest == NET_SUCCESS && now() - since < 20 * SCAPE_SLOWDOWN) {
     if (done) latest = begin_one(comm, n, &request);
     if (latest == NET_SUCCESS) latest = coll_test(&coll, request, &done, &size);
     sched_yield();
   }
-  CHECK(now() - since < 5, "heard of the death after %.1f s", now() - since);
+  CHECK(now() - since < 5 * SCAPE_SLOWDOWN, "heard of the death after %.1f s", now() - since);
   expect_failure(comm, request, latest, NET_REMOTE_ERROR, words);
   OK(coll_close(&coll, comm));
   OK(coll_close_listen(&coll, listen_comm));

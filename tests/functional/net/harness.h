@@ -6,6 +6,7 @@
 #include <stddef.h>
 
 #include "plugin/net/abi/net_api.h"
+#include "tests/support/slowdown.h"
 
 enum { MAX_RANKS = 8, MAX_LINKS = 8, MAX_BARRIERS = 4096 };
 

@@ -145,7 +145,7 @@ static void make_links(struct incoming in[MAX_RANKS][MAX_LINKS],
   unsigned state = seed + (unsigned)rank;
   int left = 2 * (ranks - 1) * links;
   while (left > 0) {
-    CHECK(now() - begin < 30, "%d connections are not made after 30 s", left);
+    CHECK(now() - begin < 30 * SCAPE_SLOWDOWN, "%d connections are not made in time", left);
     const int peer = (int)(next_random(&state) % (unsigned)ranks);
     const int link = (int)(next_random(&state) % (unsigned)links);
     if (peer == rank) continue;
@@ -161,7 +161,7 @@ static void make_links(struct incoming in[MAX_RANKS][MAX_LINKS],
       OK(api_accept(&api, i->listen_comm, &i->comm));
       if (i->comm != NULL) --left;
     }
-    CHECK(now() - before < 5, "connect or accept took %.1f s", now() - before);
+    CHECK(now() - before < 5 * SCAPE_SLOWDOWN, "connect or accept took %.1f s", now() - before);
     sched_yield();
   }
 }
@@ -377,7 +377,7 @@ static void wait_for(void* request, int* sizes) {
   while (!done) {
     OK(api_test(&api, request, &done, sizes));
     if (!done) sched_yield();
-    CHECK(now() - begin < 60, "a request is not over after 60 s");
+    CHECK(now() - begin < 60 * SCAPE_SLOWDOWN, "a request is not over in time");
   }
 }
 
@@ -418,7 +418,7 @@ static void scenario_sizes(void) {
         if (done) both |= 2;
       }
       if (!done) sched_yield();
-      CHECK(now() - begin < 60, "%zu bytes are not there after 60 s", size);
+      CHECK(now() - begin < 60 * SCAPE_SLOWDOWN, "%zu bytes are not there in time", size);
     }
     CHECK((size_t)sizes == size, "%d bytes came, not %zu", sizes, size);
     verify(got, size, room, 5);
@@ -496,7 +496,7 @@ static void connect_self(void** listen_comm, void** send, void** receive) {
   while (*send == NULL || *receive == NULL) {
     if (*send == NULL) OK(api_connect(&api, device, handle, send));
     if (*receive == NULL) OK(api_accept(&api, *listen_comm, receive));
-    CHECK(now() - begin < 30, "not connected after 30 s");
+    CHECK(now() - begin < 30 * SCAPE_SLOWDOWN, "not connected in time");
   }
 }
 
@@ -520,7 +520,7 @@ static void one_message(void* send, void* receive, unsigned char* data, size_t s
       OK(api_test(&api, receiving, &done, &sizes));
       if (done) left &= ~2;
     }
-    CHECK(now() - begin < 30, "a message to oneself is not there after 30 s");
+    CHECK(now() - begin < 30 * SCAPE_SLOWDOWN, "a message to oneself is not there in time");
   }
   CHECK((size_t)sizes == size, "%d bytes came, not %zu", sizes, size);
   verify(got, size, size, salt);
@@ -648,7 +648,7 @@ static void scenario_close(void) {
   OK(api_close_listen(&api, listen_comm));
   const double begin = now();
   int result = NET_SUCCESS;
-  while (result == NET_SUCCESS && now() - begin < 10) {
+  while (result == NET_SUCCESS && now() - begin < 10 * SCAPE_SLOWDOWN) {
     result = api_connect(&api, device, handle, &send);
     CHECK(send == NULL, "connected to nobody");
   }
@@ -680,7 +680,7 @@ static void kill_with(int sends, size_t size) {
   const double begin = now();
   int result = NET_SUCCESS;
   room = size;
-  while (result == NET_SUCCESS && now() - begin < 20) {
+  while (result == NET_SUCCESS && now() - begin < 20 * SCAPE_SLOWDOWN) {
     if (request == NULL) {
       result = sends ? api_isend(&api, out[peer][0].comm, data, size, tag, NULL, &request)
                      : api_irecv(&api, in[peer][0].comm, 1, &into, &room, &tag, NULL, &request);
@@ -831,7 +831,7 @@ static void scenario_wrong(void) {
   OK(api_isend(&api, send, data, sizeof data, 0, NULL, &sending));
   int result = NET_SUCCESS;
   const double begin = now();
-  while (result == NET_SUCCESS && !done && now() - begin < 10) {
+  while (result == NET_SUCCESS && !done && now() - begin < 10 * SCAPE_SLOWDOWN) {
     result = api_test(&api, receiving, &done, NULL);
   }
   CHECK(result == NET_INVALID_USAGE, "a message that is too long gives %d", result);
@@ -875,7 +875,7 @@ static void scenario_stranger(void) {
   while (send == NULL || receive == NULL) {
     if (send == NULL) OK(api_connect(&api, device, handle, &send));
     if (receive == NULL) OK(api_accept(&api, listen_comm, &receive));
-    CHECK(now() - begin < 8, "strangers keep a connection from being made");
+    CHECK(now() - begin < 8 * SCAPE_SLOWDOWN, "strangers keep a connection from being made");
   }
   unsigned char data[100];
   one_message(send, receive, data, sizeof data, 3);
@@ -901,7 +901,7 @@ static void scenario_mismatch(void) {
     result =
         rank == 0 ? api_accept(&api, listen_comm, &comm) : api_connect(&api, device, handle, &comm);
     CHECK(comm == NULL, "connected");
-    CHECK(now() - begin < 10, "no word of it after 10 s");
+    CHECK(now() - begin < 10 * SCAPE_SLOWDOWN, "no word of it in time");
     sched_yield();
   }
   CHECK(result == NET_INVALID_USAGE, "different libraries give %d", result);
