@@ -35,6 +35,10 @@ test-asan test-tsan: test-%: ## the test suite built with address and undefined-
 	cmake --build --preset $*
 	ctest --preset $*
 
+.PHONY: test-torch-cuda
+test-torch-cuda: build ## the library beside PyTorch's CUDA wheel, without a GPU (takes 5 GB once)
+	python3 tests/torch_wheel/check.py
+
 .PHONY: fuzz
 FUZZ_SECONDS ?= 20
 fuzz: ## each fuzz target for FUZZ_SECONDS (20) under libFuzzer, with the sanitizers of test-asan
