@@ -22,10 +22,19 @@ inline Status check(cudaError_t result, const char* operation) {
                operation, cudaGetErrorString(result));
 }
 
+// What a grid may have in x, the one direction that is used.
+inline constexpr size_t kMaxBlocks = 0x7fffffff;
+
 // Always cudaLaunchKernelEx: sources with <<<>>> would be nvcc's alone.
 template <typename... Params, typename... Args>
 Status launch(const char* operation, cudaStream_t stream, size_t blocks, unsigned threads,
               void (*kernel)(Params...), Args... args) {
+  if (blocks > kMaxBlocks) {
+    return error(SCAPE_ERR_ARGUMENT,
+                 "kernel %s was not launched: its array would take %zu blocks of threads, and a "
+                 "grid has at most %zu; cut the buffer into smaller ones",
+                 operation, blocks, kMaxBlocks);
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(threads);

@@ -42,6 +42,11 @@ std::string run_grid(const Launch& launch, const std::function<void()>& thread);
 // is its own shuffle. Thread-safe.
 void set_order(uint64_t seed);
 
+// Of grids with more than twice so many blocks only so many first and last ones are run from now
+// on; 0 is all. For kernels over arrays that are the same all along the middle, where this leaves
+// what the rest would write unwritten; not for those whose last block waits for all. Thread-safe.
+void set_ends(size_t blocks);
+
 // ---- what the device functions below are made of ----
 
 struct Indices {

@@ -59,6 +59,7 @@ constexpr size_t kBlocksToShare = 16;
 constexpr unsigned kMaxWorkers = 4;
 
 std::atomic<uint64_t> order_seed{0};
+std::atomic<size_t> end_blocks{0};
 
 std::string sentence(const char* format, ...) __attribute__((format(printf, 1, 2)));
 std::string sentence(const char* format, ...) {
@@ -93,6 +94,8 @@ struct Run {
   const Launch& launch;
   const std::function<void()>& thread;
   uint64_t seed;
+  size_t blocks;                // that are run
+  size_t left_out_at;           // the blocks behind these are the grid's last ones
   std::vector<uint32_t> order;  // of blocks; empty: by index
   std::atomic<size_t> next{0};
   std::atomic<bool> failed{false};
@@ -538,11 +541,12 @@ void Worker::work(Run& run) {
   threads_ = static_cast<unsigned>(run.launch.block.count());
   while (fibers_.size() < threads_) fibers_.push_back(std::make_unique<Fiber>());
   groups_.resize((threads_ + kWarp - 1) / kWarp);
-  const size_t blocks = run.launch.grid.count();
+  const size_t left_out = run.launch.grid.count() - run.blocks;
   while (!run.failed.load(std::memory_order_relaxed)) {
-    const size_t i = run.next.fetch_add(1, std::memory_order_relaxed);
-    if (i >= blocks) return;
-    run_block(run.order.empty() ? i : run.order[i]);
+    const size_t next = run.next.fetch_add(1, std::memory_order_relaxed);
+    if (next >= run.blocks) return;
+    const size_t i = run.order.empty() ? next : run.order[next];
+    run_block(i < run.left_out_at ? i : i + left_out);
   }
   // Where a block stopped in its middle its fibers are of no more use.
   fibers_.clear();
@@ -606,15 +610,21 @@ unsigned lane() { return current_fiber().lane(); }
 
 void set_order(uint64_t seed) { order_seed.store(seed, std::memory_order_relaxed); }
 
+void set_ends(size_t blocks) { end_blocks.store(blocks, std::memory_order_relaxed); }
+
 std::string run_grid(const Launch& launch, const std::function<void()>& thread) {
   if (std::string wrong = check_launch(launch); !wrong.empty()) return wrong;
+  const size_t ends = end_blocks.load(std::memory_order_relaxed);
+  const bool in_part = ends > 0 && launch.grid.count() > 2 * ends;
+  const size_t blocks = in_part ? 2 * ends : launch.grid.count();
   Run run{.launch = launch,
           .thread = thread,
           .seed = order_seed.load(std::memory_order_relaxed),
+          .blocks = blocks,
+          .left_out_at = in_part ? ends : blocks,
           .order = {},
           .mutex = {},
           .error = {}};
-  const size_t blocks = launch.grid.count();
   if (run.seed != 0 && blocks > 1) {
     run.order.resize(blocks);
     std::iota(run.order.begin(), run.order.end(), 0u);

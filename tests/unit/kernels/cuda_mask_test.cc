@@ -226,18 +226,6 @@ TEST_P(CudaMask, DecodesManyBlocksOfOffsets) {
   expect_same(words, decoded, "decoded mask");
 }
 
-// Field case F14(a): sizes are exact in 64 bits.
-TEST(CudaSizes, AreExactBeyond32Bits) {
-  constexpr size_t kN = size_t{1} << 33;
-  constexpr size_t kRuns = size_t{1} << 22;
-  EXPECT_EQ(mask_index_runs(kN), kRuns);
-  EXPECT_EQ(mask_index_runs(kN - 1), kRuns);
-  EXPECT_EQ(mask_index_bytes(kN), (kRuns + 1 + kRuns / 256) * 8);
-  EXPECT_EQ(decode_scratch_bytes(kN), (kN / kOffsetBlock + 1) * 8);
-  EXPECT_EQ(cuda::select_scratch_bytes(kN),
-            cuda::select_scratch_bytes(1) + (kRuns - 1) * 8 + (kRuns / 256 - 1) * 8);
-}
-
 TEST_P(CudaMask, CopiesAndCounts) {
   over_shapes([&](size_t n, size_t, const auto& mask) {
     const Guarded<uint64_t> other = random_mask(n, 0.4, random_);

@@ -39,6 +39,16 @@ TEST_P(Runner, RunsEachThreadOnce) {
   for (const auto& count : seen) EXPECT_EQ(count, 1);
 }
 
+TEST_P(Runner, RunsTheEndsOfLargeGridsAlone) {
+  set_ends(2);
+  for (const unsigned blocks : {1u, 4u, 5u, 100u}) {
+    std::vector<std::atomic<int>> seen(blocks);
+    EXPECT_EQ(run({blocks}, {1}, 0, note_indices, &seen), "");
+    for (unsigned b = 0; b < blocks; ++b) EXPECT_EQ(seen[b], b < 2 || b + 2 >= blocks) << b;
+  }
+  set_ends(0);
+}
+
 // Sums a block's numbers by halves in shared memory.
 __global__ void block_sum(const int* in, int* out) {
   __shared__ int sums[1024];
