@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -332,6 +333,64 @@ RANKED_CASE(DEVICE_F16_options_that_differ, 2) {
   self.meet("refused");
   NCCL(ncclCommAbort(comm));
 }
+
+// ---- other preloads ----
+
+void take_ten_steps(Rank& self) {
+  const ncclComm_t comm = self.init();
+  const cudaStream_t stream = make_stream();
+  Gradient gradient(4096, "beside others", 0.25);
+  Balance balance(4096);
+  for (int turn = 0; turn < 10; ++turn) {
+    step(self, comm, stream, gradient, balance, turn);
+    const std::vector<float> mine = gradient.read(stream);
+    std::vector<float> twice = mine;
+    for (float& value : twice) value *= 2;
+    CHECK(sum_of_all(comm, stream, mine) == twice);  // both ranks have the same
+  }
+  balance.check(comm, stream, gradient);
+  CHECK(gradient.stats().sparse_calls == 9);
+  NCCL(ncclCommDestroy(comm));
+}
+
+void launch_with(const std::string& name, const std::vector<std::string>& preloads) {
+  const char* const first = std::getenv("FIELD_CASES_PRELOAD_FIRST");  // a sanitizer's runtime
+  for (const std::string& order : preloads) {
+    std::vector<Run> runs = rank_runs(name, 2);
+    for (Run& one : runs)
+      one.environment["LD_PRELOAD"] = std::string(first != nullptr ? first : "") + " " + order;
+    expect(runs, {0, 0});
+  }
+}
+
+// An allocator of one's own before or after this library, whose CUDA module comes later still.
+LAUNCHED_CASE(DEVICE_F05_other_allocator) {
+  const std::string allocator = NOISY_ALLOCATOR;
+  launch_with("DEVICE_F05_other_allocator",
+              {allocator + ":" + preload_path(), preload_path() + " " + allocator});
+}
+RANK_PART(DEVICE_F05_other_allocator) {
+  const auto* const seen =
+      static_cast<std::atomic<long>*>(::dlsym(RTLD_DEFAULT, "allocations_seen"));
+  CHECK(seen != nullptr);
+  const long before = *seen;
+  take_ten_steps(self);
+  CHECK(*seen > before);
+}
+
+// Libraries that do nothing, with either separator, on both sides.
+LAUNCHED_CASE(DEVICE_F05_other_libraries) {
+  const std::string a = EMPTY_A, b = EMPTY_B;
+  launch_with("DEVICE_F05_other_libraries",
+              {a + " " + b + ":" + preload_path(), a + ":" + preload_path() + " " + b});
+}
+RANK_PART(DEVICE_F05_other_libraries) {
+  for (const char* one : {EMPTY_A, EMPTY_B, SCAPE_NCCL})
+    CHECK(::dlopen(one, RTLD_NOW | RTLD_NOLOAD) != nullptr);
+  take_ten_steps(self);
+}
+
+// ---- processes ----
 
 RANKED_CASE(DEVICE_F06_fork, 2) {
   const ncclComm_t comm = self.init();
