@@ -162,8 +162,11 @@ Status post_step(cudaStream_t stream, const float* before, const MaskView& mask,
 
 // ---- score and select ----
 
-Status score(cudaStream_t stream, const float* m, const uint16_t* last, float* residual, size_t n,
-             const StepParams& params, float scale, float* out, NonfiniteFlag* flag);
+// `home`: where residuals that are not finite are cleared: `residual` itself, or what it is a copy
+// of.
+Status score(cudaStream_t stream, const float* m, const uint16_t* last, const float* residual,
+             float* home, size_t n, const StepParams& params, float scale, float* out,
+             NonfiniteFlag* flag);
 
 // Sets exactly k bits of the mask. *threshold holds a guess, the k-th largest score of a similar
 // selection (0: none), which saves time where it is near and never changes the result; it gets the

@@ -152,9 +152,9 @@ __global__ void __launch_bounds__(kThreads)
 
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads)
-    score(const float* __restrict__ m, const uint16_t* __restrict__ last,
-          float* __restrict__ residual, size_t n, StepParams params, float scale,
-          float* __restrict__ out, NonfiniteFlag* flag) {
+    score(const float* __restrict__ m, const uint16_t* __restrict__ last, const float* residual,
+          float* home, size_t n, StepParams params, float scale, float* __restrict__ out,
+          NonfiniteFlag* flag) {
   const size_t j = quad_begin();
   const auto next = static_cast<uint16_t>(params.t + 1);
   unsigned cleared = 0;
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (unsigned i = 0; i < 4; ++i) {
       if (!is_finite(held.at[i])) {
-        held.at[i] = residual[j + i] = 0.0f;
+        held.at[i] = home[j + i] = 0.0f;
         ++cleared;
       }
       const uint16_t age = counted_age(age_of(stamp.at[i], next), params);
@@ -251,13 +251,14 @@ Status post_step(cudaStream_t stream, const float* before, const MaskView& mask,
                 begin, begin + length, decay, age_cap, first_param, verdict);
 }
 
-Status score(cudaStream_t stream, const float* m, const uint16_t* last, float* residual, size_t n,
-             const StepParams& params, float scale, float* out, NonfiniteFlag* flag) {
+Status score(cudaStream_t stream, const float* m, const uint16_t* last, const float* residual,
+             float* home, size_t n, const StepParams& params, float scale, float* out,
+             NonfiniteFlag* flag) {
   if (n == 0) return Status::Ok();
   const bool fast = aligned(m) && aligned(last) && aligned(residual) && aligned(out);
   return launch("score", stream, quad_blocks(n), kThreads,
-                fast ? kernel::score<true> : kernel::score<false>, m, last, residual, n, params,
-                scale, out, flag);
+                fast ? kernel::score<true> : kernel::score<false>, m, last, residual, home, n,
+                params, scale, out, flag);
 }
 
 }  // namespace scape::kernels::cuda

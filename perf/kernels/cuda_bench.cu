@@ -160,8 +160,8 @@ class Bench {
     op("expand fp32", 4 * n + 4 * k + words,
        [&] { return expand(stream_, Type::kFloat32, payload_.get(), mask, out_.get(), nullptr); });
     op("score", 14 * n, [&] {
-      return score(stream_, m_.get(), last_.get(), residual_.get(), n_, step_, 1, out_.get(),
-                   flag_.get());
+      return score(stream_, m_.get(), last_.get(), residual_.get(), residual_.get(), n_, step_, 1,
+                   out_.get(), flag_.get());
     });
     op("one pass over the scores", 4 * n,
        [&] { return any_nonfinite(stream_, Type::kFloat32, out_.get(), n_, verdict_.get()); });

@@ -436,8 +436,8 @@ void CudaEngine::score(const StepView& step, const Partition& part, float scale,
     StepParams params;
     SCAPE_RETURN_IF_ERROR(params_of(step, &params));
     return ops::score(cuda(step.stream), step.moment + part.begin, step.last + part.begin,
-                      step.residual + part.begin, part.size(), params, scale, scores,
-                      &decided_->flag);
+                      step.residual + part.begin, step.residual + part.begin, part.size(), params,
+                      scale, scores, &decided_->flag);
   });
 }
 

@@ -138,8 +138,8 @@ TEST_P(CudaSelect, NeverChoosesNonfiniteValuesByAccident) {
   residual[9] = std::numeric_limits<float>::infinity();
   residual[60] = -std::numeric_limits<float>::infinity();
   NonfiniteFlag flag{};
-  ASSERT_RUNS(score(kStream, m.data(), last.data(), residual.data(), kN, step.params, 1,
-                    scores.data(), &flag));
+  ASSERT_RUNS(score(kStream, m.data(), last.data(), residual.data(), residual.data(), kN,
+                    step.params, 1, scores.data(), &flag));
   EXPECT_EQ(flag.cleared, 3u);
   EXPECT_NE(flag.raised, 0u);
   EXPECT_EQ(residual[60], 0.0f);

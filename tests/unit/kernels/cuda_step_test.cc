@@ -206,14 +206,20 @@ TEST_P(CudaStep, Scores) {
     fill(residual, random_, random_() % 2 == 0 ? Data::kSpecial : Data::kFinite);
     fill(last, random_);
     expected_residual.assign(residual);
+    // The residual itself, or a copy of it, which stays as it is.
+    const bool apart = turn_ / 8 % 2 == 1;
+    Guarded<float> copy(n, offset), expected_copy(n);
+    copy.assign(residual);
+    expected_copy.assign(residual);
     const size_t cleared = reference().score(m.data(), last.data(), expected_residual.data(), n,
                                              params, 4.0f, expected.data());
     NonfiniteFlag flag{.cleared = 2, .raised = 0};
-    ASSERT_RUNS(
-        score(kStream, m.data(), last.data(), residual.data(), n, params, 4.0f, out.data(), &flag));
+    ASSERT_RUNS(score(kStream, m.data(), last.data(), apart ? copy.data() : residual.data(),
+                      residual.data(), n, params, 4.0f, out.data(), &flag));
     ASSERT_EQ(flag.cleared, 2 + cleared);
     ASSERT_EQ(flag.raised != 0, cleared > 0);
     expect_same(expected_residual, residual, "residual");
+    expect_same(expected_copy, copy, "copy");
     expect_same(expected, out, "scores");
     residual.check_guards();
     out.check_guards();
