@@ -85,6 +85,13 @@ SCAPE_SETTING_REAL(ramp_sparsity, "SCAPE_RAMP_SPARSITY", 0.9, 0, 0.999999,
                    "most sparsity between the dense steps and the end of the ramp")
 SCAPE_SETTING_CHOICE(payload, "SCAPE_PAYLOAD", "fp32", "fp32|bf16",
                      "type the payload travels in, where the registration names none")
+SCAPE_SETTING_CHOICE(residual, "SCAPE_RESIDUAL", "device", "device|inplace|host",
+                     "where what was not sent waits, where the registration names no place: device "
+                     "memory, the gradient buffer (inplace: fp32 and the fused role only), or "
+                     "page-locked memory of the host; in host mode device and host are the same")
+SCAPE_SETTING_INT(residual_chunk, "SCAPE_RESIDUAL_CHUNK", 8388608, 8192, 1073741824,
+                  "bytes of a residual in host memory that go to the device at a time, into one of "
+                  "two chunks that a communicator's buffers share there; whole 8 KiB count")
 SCAPE_SETTING_STRING(
     lib, "SCAPE_LIB", "",
     "libscape_nccl.so, or its folder, that scape-run preloads; found by itself when empty")

@@ -76,10 +76,10 @@ def parse_arguments():
     add("--payload", choices=("fp32", "bf16"), default="fp32", help="type that values travel in")
     add(
         "--residual",
-        choices=("in_place", "internal"),
+        choices=("in_place", "internal", "host"),
         default="in_place",
         help="where what was not sent waits: in the gradients, which nothing here clips or scales,"
-        " or in the library",
+        " in the library, or there in host memory",
     )
     add("--steps", type=int, default=600)
     add("--batch", type=int, default=8, help="sequences per rank and step (8)")

@@ -90,12 +90,18 @@ typedef enum scape_role SCAPE_ENUM {
   SCAPE_ROLE_GRADIENT = 3
 } scape_role;
 
-/* Where the residual lives. In place (fused role, fp32, sendbuff == recvbuff only) it is the
- * caller's gradient buffer: gradients accumulate into it and masked elements are cleared by
- * scape_adams_step(); nothing else may write it. */
+/* Where the residual lives. What comes of a step does not depend on it. */
 typedef enum scape_residual SCAPE_ENUM {
+  /* In memory of the library, of the device in device mode. */
   SCAPE_RESIDUAL_INTERNAL = 0,
-  SCAPE_RESIDUAL_IN_PLACE = 1
+  /* In the caller's gradient buffer (fused role, fp32, sendbuff == recvbuff only): gradients
+   * accumulate into it and masked elements are cleared by scape_adams_step(); nothing else may
+   * write it. */
+  SCAPE_RESIDUAL_IN_PLACE = 1,
+  /* In page-locked host memory of the library, through which steps stream it in device mode: 4
+   * bytes of device memory an element less, for what crosses the link to the host
+   * (docs/device-mode.md). In host mode it is the same as internal. */
+  SCAPE_RESIDUAL_HOST = 2
 } scape_residual;
 
 /* Lazy: an element's age enters its update (the default). Plain: the age counts as 1 throughout and
@@ -111,7 +117,7 @@ typedef struct scape_config {
                           state; NULL: "buffer" */
   scape_role role;     /* SCAPE_ROLE_FUSED */
   scape_dtype payload; /* fp32 or bf16; SCAPE_PAYLOAD */
-  scape_residual residual; /* SCAPE_RESIDUAL_INTERNAL */
+  scape_residual residual; /* internal; SCAPE_RESIDUAL */
   scape_rule rule;         /* SCAPE_RULE_LAZY */
   double sparsity; /* fraction NOT sent, in [0, 1): 0.99 sends 1 %; 0 is dense; SCAPE_SPARSITY */
   double beta1;    /* 0.9, in [0, 1) */

@@ -7,65 +7,6 @@
 #include "plugin/device/cuda_engine.h"
 
 namespace scape::plugin {
-
-Status check_cuda(cudaError_t result, const char* what) {
-  if (result == cudaSuccess) return Status::Ok();
-  (void)cudaGetLastError();  // the program's own checks are not to find it
-  return error(result == cudaErrorMemoryAllocation ? SCAPE_ERR_MEMORY : SCAPE_ERR_INTERNAL,
-               "CUDA: %s: %s", what, cudaGetErrorString(result));
-}
-
-UncapturedScope::UncapturedScope() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
-
-UncapturedScope::~UncapturedScope() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
-
-DeviceScope::DeviceScope(int device) : device_(device) {
-  (void)cudaGetDevice(&before_);
-  if (before_ != device_) (void)cudaSetDevice(device_);
-}
-
-DeviceScope::~DeviceScope() {
-  if (before_ != device_ && before_ >= 0) (void)cudaSetDevice(before_);
-}
-
-// ---- events ----
-
-Event::Event(int device) : device_(device) {
-  const DeviceScope scope(device_);
-  if (cudaEventCreateWithFlags(&event_, cudaEventDisableTiming) != cudaSuccess) event_ = nullptr;
-}
-
-Event::~Event() {
-  if (event_ != nullptr) (void)cudaEventDestroy(event_);
-}
-
-Status Event::mark(cudaStream_t stream) {
-  const DeviceScope scope(device_);
-  return check_cuda(cudaEventRecord(event_, stream), "marking a stream");
-}
-
-Status Event::hold(cudaStream_t stream) {
-  const DeviceScope scope(device_);
-  return check_cuda(cudaStreamWaitEvent(stream, event_, 0), "holding a stream behind another");
-}
-
-Status Event::passed(bool* out) {
-  // Not with the device as the thread's: going back to another would make a context there.
-  const UncapturedScope scope;
-  const cudaError_t result = cudaEventQuery(event_);
-  *out = result == cudaSuccess;
-  if (result == cudaErrorNotReady) {
-    (void)cudaGetLastError();
-    return Status::Ok();
-  }
-  return check_cuda(result, "asking for an event");
-}
-
-Status Event::wait() {
-  const DeviceScope scope(device_);
-  return check_cuda(cudaEventSynchronize(event_), "waiting for an event");
-}
-
 namespace {
 
 class FenceImpl final : public Fence {
@@ -102,8 +43,8 @@ Status CudaDeviceImpl::open() {
 
 CudaDeviceImpl::~CudaDeviceImpl() {
   const DeviceScope scope(ordinal_);
-  for (const Block& block : retired_) (void)cudaFree(block.memory);
-  for (const Block& block : staging_) (void)cudaFreeHost(block.memory);
+  for (const Block& block : retired_) free(block);
+  for (const Block& block : staging_) free(block);
   for (cudaStream_t stream : {side_, access_, retire_}) {
     if (stream != nullptr) (void)cudaStreamDestroy(stream);
   }
@@ -166,10 +107,14 @@ Status CudaDeviceImpl::reaches(const void* data, bool* out) {
 
 // ---- memory ----
 
-void* CudaDeviceImpl::take_block(size_t bytes) {
+void CudaDeviceImpl::free(const Block& block) {
+  (void)(block.home == Home::kHost ? cudaFreeHost(block.memory) : cudaFree(block.memory));
+}
+
+void* CudaDeviceImpl::take_block(size_t bytes, Home home) {
   auto best = retired_.end();
   for (auto it = retired_.begin(); it != retired_.end(); ++it) {
-    const bool fits = it->bytes >= bytes && it->bytes - bytes <= bytes / 8;
+    const bool fits = it->home == home && it->bytes >= bytes && it->bytes - bytes <= bytes / 8;
     if (!fits || (best != retired_.end() && best->bytes <= it->bytes)) continue;
     if (it->free_after != nullptr) {
       bool passed = false;
@@ -180,7 +125,7 @@ void* CudaDeviceImpl::take_block(size_t bytes) {
   }
   if (best == retired_.end()) return nullptr;
   void* const memory = best->memory;
-  used_[memory] = best->bytes;
+  used_[memory] = {best->bytes, home};
   retired_.erase(best);
   return memory;
 }
@@ -188,39 +133,43 @@ void* CudaDeviceImpl::take_block(size_t bytes) {
 // Waits for the device.
 void CudaDeviceImpl::free_blocks() {
   for (Block& block : retired_) {
-    (void)cudaFree(block.memory);
+    free(block);
     if (block.free_after != nullptr) events_.push_back(std::move(block.free_after));
   }
   retired_.clear();
 }
 
-void* CudaDeviceImpl::allocate(size_t bytes) {
+void* CudaDeviceImpl::allocate(size_t bytes, Home home) {
   const DeviceScope scope(ordinal_);
   try {
-    if (void* memory = take_block(bytes); memory != nullptr) return memory;
+    if (void* memory = take_block(bytes, home); memory != nullptr) return memory;
     used_.reserve(used_.size() + 1);
     void* memory = nullptr;
-    cudaError_t result = cudaMalloc(&memory, bytes);
+    const auto make = [&] {
+      return home == Home::kHost ? cudaHostAlloc(&memory, bytes, cudaHostAllocMapped)
+                                 : cudaMalloc(&memory, bytes);
+    };
+    cudaError_t result = make();
     if (result == cudaErrorMemoryAllocation && !retired_.empty()) {
       (void)cudaGetLastError();
       free_blocks();
-      result = cudaMalloc(&memory, bytes);
+      result = make();
     }
     if (result != cudaSuccess) {
       (void)cudaGetLastError();
       return nullptr;
     }
-    used_[memory] = bytes;
+    used_[memory] = {bytes, home};
     return memory;
   } catch (const std::bad_alloc&) {
     return nullptr;
   }
 }
 
-void CudaDeviceImpl::release(void* memory, Event& owners) {
+void CudaDeviceImpl::release(void* memory, std::initializer_list<Event*> users) {
   const DeviceScope scope(ordinal_);
   const auto found = used_.find(memory);
-  const size_t bytes = found->second;
+  Block block{memory, found->second.bytes, found->second.home, nullptr};
   used_.erase(found);
   try {
     retired_.reserve(retired_.size() + 1);
@@ -231,14 +180,27 @@ void CudaDeviceImpl::release(void* memory, Event& owners) {
       after = std::move(events_.back());
       events_.pop_back();
     }
-    if (after->valid() && owners.hold(retire_).ok() && after->mark(side_).ok() &&
-        after->hold(retire_).ok() && after->mark(retire_).ok()) {
-      retired_.push_back({memory, bytes, std::move(after)});
+    const bool held = std::all_of(users.begin(), users.end(),
+                                  [&](Event* user) { return user->hold(retire_).ok(); });
+    if (held && after->valid() && after->mark(side_).ok() && after->hold(retire_).ok() &&
+        after->mark(retire_).ok()) {
+      block.free_after = std::move(after);
+      retired_.push_back(std::move(block));
       return;
     }
   } catch (const std::bad_alloc&) {
   }
-  (void)cudaFree(memory);  // which waits
+  free(block);  // which waits
+}
+
+Status CudaDeviceImpl::chunk_pipe(ChunkPipe** out) {
+  if (chunk_pipe_ == nullptr) {
+    auto made = std::make_unique<ChunkPipe>(ordinal_, residual_chunk_);
+    SCAPE_RETURN_IF_ERROR(made->open());
+    chunk_pipe_ = std::move(made);
+  }
+  *out = chunk_pipe_.get();
+  return Status::Ok();
 }
 
 void* CudaDeviceImpl::allocate_staging(size_t bytes) {
@@ -261,7 +223,7 @@ void* CudaDeviceImpl::allocate_staging(size_t bytes) {
 
 void CudaDeviceImpl::release_staging(void* memory, size_t bytes) {
   try {
-    staging_.push_back({memory, bytes, nullptr});
+    staging_.push_back({memory, bytes, Home::kHost, nullptr});
   } catch (const std::bad_alloc&) {
     const DeviceScope scope(ordinal_);
     (void)cudaFreeHost(memory);

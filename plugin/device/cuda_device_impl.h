@@ -3,70 +3,24 @@
 
 #include <cuda_runtime_api.h>
 
+#include <initializer_list>
 #include <memory>
 #include <unordered_map>
 #include <vector>
 
+#include "plugin/device/chunk_pipe.h"
+#include "plugin/device/cuda_event.h"
 #include "plugin/device/cuda_module.h"
 
 namespace scape::plugin {
 
 inline cudaStream_t cuda(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
-// Ok, or INTERNAL (MEMORY where that is what lacks) with CUDA's reason.
-Status check_cuda(cudaError_t result, const char* what);
-
-// What this thread does meanwhile is no part of the capture of somebody's stream.
-class UncapturedScope {
- public:
-  UncapturedScope();
-  ~UncapturedScope();
-  UncapturedScope(const UncapturedScope&) = delete;
-  UncapturedScope& operator=(const UncapturedScope&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
-// The same, with a device as the thread's.
-class DeviceScope {
- public:
-  explicit DeviceScope(int device);
-  ~DeviceScope();
-  DeviceScope(const DeviceScope&) = delete;
-  DeviceScope& operator=(const DeviceScope&) = delete;
-
- private:
-  const UncapturedScope uncaptured_;
-  int before_ = -1;
-  const int device_;
-};
-
-// An event of one device. Only valid() ones may be used.
-class Event {
- public:
-  explicit Event(int device);
-  ~Event();
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-
-  bool valid() const { return event_ != nullptr; }
-  Status mark(cudaStream_t stream);
-  Status hold(cudaStream_t stream);
-  // From any thread.
-  Status passed(bool* out);
-  // Waits for it.
-  Status wait();
-
- private:
-  const int device_;
-  cudaEvent_t event_ = nullptr;
-};
-
 class CudaDeviceImpl final : public CudaDevice,
                              public std::enable_shared_from_this<CudaDeviceImpl> {
  public:
-  explicit CudaDeviceImpl(int ordinal) : ordinal_(ordinal) {}
+  CudaDeviceImpl(int ordinal, size_t residual_chunk)
+      : ordinal_(ordinal), residual_chunk_(residual_chunk) {}
   // Waits for what the device still has to do with its memory.
   ~CudaDeviceImpl() override;
   Status open();
@@ -81,12 +35,15 @@ class CudaDeviceImpl final : public CudaDevice,
   // For copies that the host waits for, apart from everybody's streams.
   cudaStream_t access_stream() const { return access_; }
 
-  // Device memory. Null where there is none left. release(): no work that is enqueued after
-  // `owners` was marked, nor after now on the side stream, uses it; its memory serves again when
-  // the device has got there. cudaFree() would wait for the device, and with it for other ranks.
-  void* allocate(size_t bytes);
-  void release(void* memory, Event& owners);
-  // Page-locked memory, kept in the same way.
+  // Device memory, or page-locked memory of the host. Null where there is none left. release(): no
+  // work that is enqueued after `users` were marked, nor after now on the side stream, uses it; its
+  // memory serves again when the device has got there. cudaFree() would wait for the device, and
+  // with it for other ranks.
+  void* allocate(size_t bytes, Home home);
+  void release(void* memory, std::initializer_list<Event*> users);
+  // The way to arrays whose home is the host, for all engines; made at the first of them.
+  Status chunk_pipe(ChunkPipe** out);
+  // Page-locked memory for copies that nobody waits for.
   void* allocate_staging(size_t bytes);
   void release_staging(void* memory, size_t bytes);
 
@@ -94,19 +51,27 @@ class CudaDeviceImpl final : public CudaDevice,
   struct Block {
     void* memory;
     size_t bytes;
+    Home home;
     std::unique_ptr<Event> free_after;  // null: now
   };
-  void* take_block(size_t bytes);
+  struct Used {
+    size_t bytes;
+    Home home;
+  };
+  static void free(const Block& block);
+  void* take_block(size_t bytes, Home home);
   void free_blocks();
 
   const int ordinal_;
+  const size_t residual_chunk_;
   cudaStream_t side_ = nullptr;
   cudaStream_t access_ = nullptr;
   cudaStream_t retire_ = nullptr;  // holds nothing but fences
-  std::unordered_map<void*, size_t> used_;
+  std::unordered_map<void*, Used> used_;
   std::vector<Block> retired_;
   std::vector<std::unique_ptr<Event>> events_;  // of retired blocks that serve again
   std::vector<Block> staging_;
+  std::unique_ptr<ChunkPipe> chunk_pipe_;
 };
 
 }  // namespace scape::plugin

@@ -44,12 +44,33 @@ void CudaEngine::enqueue(Stream stream, Body&& body) {
   }
 }
 
+template <typename Body>
+Status CudaEngine::use_in_turn(cudaStream_t stream, const void* memory, Body&& body) {
+  HostArray* const array = host_array(memory);
+  if (array == nullptr) return body();
+  SCAPE_RETURN_IF_ERROR(array->last_use->hold(stream));
+  const Status status = body();
+  const Status marked = array->last_use->mark(stream);
+  return status.ok() ? marked : status;
+}
+
+template <typename Kernel>
+Status CudaEngine::over_residual(const StepView& step, size_t begin, size_t end, ChunkPipe::Use use,
+                                 Kernel&& kernel) {
+  float* const first = step.residual + begin;
+  HostArray* const array = host_array(step.residual);
+  if (array == nullptr) return kernel(first, begin, end - begin);
+  return chunk_pipe_->run(
+      cuda(step.stream), first, end - begin, use, *array->last_use,
+      [&](float* chunk, size_t at, size_t n) { return kernel(chunk, begin + at, n); });
+}
+
 CudaEngine::CudaEngine(std::shared_ptr<CudaDeviceImpl> device)
     : device_(std::move(device)), owners_(device_->ordinal()) {}
 
 Status CudaEngine::open() {
   if (!owners_.valid()) return error(SCAPE_ERR_INTERNAL, "CUDA: no event could be made");
-  decided_ = static_cast<Decided*>(allocate(sizeof(*decided_)));
+  decided_ = static_cast<Decided*>(allocate(sizeof(*decided_), Home::kPlace));
   if (decided_ == nullptr) return no_memory("a buffer's state", sizeof(*decided_));
   for (Slot& mirror : mirrors_) SCAPE_RETURN_IF_ERROR(make_slot(sizeof(Decided), &mirror));
   return Status::Ok();
@@ -73,17 +94,44 @@ CudaEngine::~CudaEngine() {
 
 // ---- memory ----
 
-void* CudaEngine::allocate(size_t bytes) { return device_->allocate(bytes); }
+void* CudaEngine::allocate(size_t bytes, Home home) {
+  if (home == Home::kPlace) return device_->allocate(bytes, home);
+  try {
+    auto last_use = std::make_unique<Event>(device_->ordinal());
+    host_arrays_.reserve(host_arrays_.size() + 1);
+    if (!last_use->valid() || !device_->chunk_pipe(&chunk_pipe_).ok()) return nullptr;
+    void* const memory = device_->allocate(bytes, home);
+    if (memory != nullptr) {
+      host_arrays_.push_back({static_cast<const std::byte*>(memory), bytes, std::move(last_use)});
+    }
+    return memory;
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
+CudaEngine::HostArray* CudaEngine::host_array(const void* memory) {
+  const auto* const at = static_cast<const std::byte*>(memory);
+  for (HostArray& array : host_arrays_) {
+    if (at >= array.memory && at < array.memory + array.bytes) return &array;
+  }
+  return nullptr;
+}
 
 void CudaEngine::release(void* memory, size_t) {
   if (memory == nullptr) return;
   if (in_call_) (void)owners_.mark(stream_);
   std::erase_if(indices_, [&](const Index& index) {
     if (index.mask != memory) return false;
-    if (index.index != nullptr) device_->release(index.index, owners_);
+    if (index.index != nullptr) device_->release(index.index, {&owners_});
     return true;
   });
-  device_->release(memory, owners_);
+  if (HostArray* const array = host_array(memory); array != nullptr) {
+    device_->release(memory, {&owners_, array->last_use.get()});
+    host_arrays_.erase(host_arrays_.begin() + (array - host_arrays_.data()));
+    return;
+  }
+  device_->release(memory, {&owners_});
 }
 
 void CudaEngine::touched(const void* memory, size_t bytes) {
@@ -98,8 +146,10 @@ void CudaEngine::set(Stream stream, void* memory, std::byte value, size_t bytes)
   if (bytes == 0) return;
   touched(memory, bytes);
   enqueue(stream, [&] {
-    return check_cuda(cudaMemsetAsync(memory, std::to_integer<int>(value), bytes, cuda(stream)),
-                      "filling memory");
+    return use_in_turn(cuda(stream), memory, [&] {
+      return check_cuda(cudaMemsetAsync(memory, std::to_integer<int>(value), bytes, cuda(stream)),
+                        "filling memory");
+    });
   });
 }
 
@@ -120,12 +170,21 @@ void CudaEngine::transfer(Stream stream, void* to, const void* from, size_t byte
   stream_ = was_on;
 }
 
+void CudaEngine::copy_on_host(HostArray& array, void* to, const void* from, size_t bytes) {
+  if (failure_.ok()) failure_ = array.last_use->wait();
+  if (failure_.ok()) std::memcpy(to, from, bytes);
+}
+
 void CudaEngine::copy_in(Stream stream, void* memory, const void* host, size_t bytes) {
+  if (HostArray* const array = host_array(memory); array != nullptr)
+    return copy_on_host(*array, memory, host, bytes);
   touched(memory, bytes);
   transfer(stream, memory, host, bytes);
 }
 
 void CudaEngine::copy_out(Stream stream, void* host, const void* memory, size_t bytes) {
+  if (HostArray* const array = host_array(memory); array != nullptr)
+    return copy_on_host(*array, host, memory, bytes);
   transfer(stream, host, memory, bytes);
 }
 
@@ -147,7 +206,7 @@ void* CudaEngine::scratch(size_t bytes) {
   if (bytes <= scratch_bytes_) return scratch_;
   release(scratch_, scratch_bytes_);
   scratch_bytes_ = 0;
-  scratch_ = allocate(bytes);
+  scratch_ = allocate(bytes, Home::kPlace);
   if (scratch_ == nullptr) throw std::bad_alloc();
   scratch_bytes_ = bytes;
   return scratch_;
@@ -179,7 +238,7 @@ Status CudaEngine::make_index(cudaStream_t stream, const uint64_t* mask, size_t 
   Index& index = index_of(mask);
   if (index.index == nullptr) {
     const size_t bytes = ops::mask_index_bytes(n);
-    index.index = static_cast<uint64_t*>(device_->allocate(bytes));
+    index.index = static_cast<uint64_t*>(device_->allocate(bytes, Home::kPlace));
     if (index.index == nullptr) return no_memory("the index of a mask", bytes);
     index.bytes = bytes;
   }
@@ -225,7 +284,7 @@ Status CudaEngine::params_of(const StepView& step, StepParams* out) {
   const size_t bytes = step.params.powers.size * sizeof(float);
   if (powers_ == nullptr && bytes > 0) {
     SCAPE_RETURN_IF_ERROR(make_slot(bytes, &powers_slot_));
-    powers_ = static_cast<float*>(allocate(bytes));
+    powers_ = static_cast<float*>(allocate(bytes, Home::kPlace));
     if (powers_ == nullptr) return no_memory("a table of powers", bytes);
     std::memcpy(powers_slot_.memory, step.params.powers.pow, bytes);
     SCAPE_RETURN_IF_ERROR(check_cuda(cudaMemcpyAsync(powers_, powers_slot_.memory, bytes,
@@ -258,7 +317,7 @@ Status CudaEngine::upload_decay(cudaStream_t stream, StepParams* params) {
   if (table == nullptr) return Status::Ok();
   Slot* slot = nullptr;
   SCAPE_RETURN_IF_ERROR(free_slot(&slot));
-  if (decay_ == nullptr) decay_ = static_cast<float*>(allocate(kDecayBytes));
+  if (decay_ == nullptr) decay_ = static_cast<float*>(allocate(kDecayBytes, Home::kPlace));
   if (decay_ == nullptr) return no_memory("a table of decays", kDecayBytes);
   const size_t bytes = params->decay_size * sizeof(float);
   std::memcpy(slot->memory, table, bytes);
@@ -273,7 +332,10 @@ Status CudaEngine::upload_decay(cudaStream_t stream, StepParams* params) {
 // ---- elements ----
 
 void CudaEngine::to_float(Stream stream, Type type, const void* in, float* out, size_t n) {
-  enqueue(stream, [&] { return ops::to_float(cuda(stream), type, in, out, n); });
+  enqueue(stream, [&] {
+    return use_in_turn(cuda(stream), out,
+                       [&] { return ops::to_float(cuda(stream), type, in, out, n); });
+  });
 }
 
 void CudaEngine::add(Stream stream, const float* in, float* out, size_t n) {
@@ -286,15 +348,22 @@ void CudaEngine::pack(const StepView& step, const void* send, float* payload) {
   enqueue(step.stream, [&]() -> Status {
     ops::MaskView mask;
     SCAPE_RETURN_IF_ERROR(view_of(step, &mask));
-    const kernels::AgeGather ages{step.last, step.params.t, step.ages};
     const cudaStream_t stream = cuda(step.stream);
-    if (send == nullptr) return ops::gather(stream, step.residual, mask, payload, ages, nullptr);
-    if (step.role != SCAPE_ROLE_FIRST_MOMENT) {
-      return ops::accumulate_pack(stream, step.type, send, step.residual, mask, payload, ages,
-                                  nullptr);
-    }
-    return ops::accumulate_pack_moment(stream, step.type, send, step.moment, step.params.beta1,
-                                       step.residual, mask, payload, ages, nullptr);
+    const auto use = send == nullptr ? ChunkPipe::Use::kRead : ChunkPipe::Use::kUpdate;
+    return over_residual(step, 0, step.count, use, [&](float* residual, size_t begin, size_t n) {
+      // The index counts from the mask's beginning, so payload and ages stay whole.
+      const ops::MaskView part{mask.words + begin / 64, mask.index + ops::mask_index_runs(begin),
+                               n};
+      const kernels::AgeGather ages{step.last + begin, step.params.t, step.ages};
+      if (send == nullptr) return ops::gather(stream, residual, part, payload, ages, nullptr);
+      const auto* const in =
+          static_cast<const std::byte*>(send) + begin * kernels::size_of(step.type);
+      if (step.role != SCAPE_ROLE_FIRST_MOMENT) {
+        return ops::accumulate_pack(stream, step.type, in, residual, part, payload, ages, nullptr);
+      }
+      return ops::accumulate_pack_moment(stream, step.type, in, step.moment + begin,
+                                         step.params.beta1, residual, part, payload, ages, nullptr);
+    });
   });
 }
 
@@ -346,8 +415,11 @@ void CudaEngine::finish_direct(const StepView& step, const void* unkept, const v
   enqueue(step.stream, [&]() -> Status {
     const cudaStream_t stream = cuda(step.stream);
     // Cleared again where the step is taken: here, or by clear_sent() after the AdamS step.
-    if (unkept != nullptr)
-      SCAPE_RETURN_IF_ERROR(ops::to_float(stream, step.type, unkept, step.residual, step.count));
+    if (unkept != nullptr) {
+      SCAPE_RETURN_IF_ERROR(use_in_turn(stream, step.residual, [&] {
+        return ops::to_float(stream, step.type, unkept, step.residual, step.count);
+      }));
+    }
     if (recv == nullptr) return Status::Ok();
     ops::MaskView mask;
     StepParams params;
@@ -359,7 +431,8 @@ void CudaEngine::finish_direct(const StepView& step, const void* unkept, const v
     if (step.role == SCAPE_ROLE_GRADIENT_HOOKED) {
       SCAPE_RETURN_IF_ERROR(ops::copy_mask(stream, step.mask, step.count, step.before, verdict));
     }
-    return ops::clear_masked(stream, step.residual, mask, verdict);
+    return use_in_turn(stream, step.residual,
+                       [&] { return ops::clear_masked(stream, step.residual, mask, verdict); });
   });
 }
 
@@ -407,8 +480,11 @@ void CudaEngine::clear_sent(const StepView& step, const float* error) {
     ops::MaskView mask;
     SCAPE_RETURN_IF_ERROR(view_of(step, &mask));
     const cudaStream_t stream = cuda(step.stream);
-    if (error == nullptr) return ops::clear_masked(stream, step.residual, mask, &decided_->verdict);
-    return ops::scatter(stream, error, mask, step.residual, &decided_->verdict);
+    const ops::Verdict* const verdict = &decided_->verdict;
+    return use_in_turn(stream, step.residual, [&] {
+      return error == nullptr ? ops::clear_masked(stream, step.residual, mask, verdict)
+                              : ops::scatter(stream, error, mask, step.residual, verdict);
+    });
   });
 }
 
@@ -435,9 +511,14 @@ void CudaEngine::score(const StepView& step, const Partition& part, float scale,
   enqueue(step.stream, [&]() -> Status {
     StepParams params;
     SCAPE_RETURN_IF_ERROR(params_of(step, &params));
-    return ops::score(cuda(step.stream), step.moment + part.begin, step.last + part.begin,
-                      step.residual + part.begin, step.residual + part.begin, part.size(), params,
-                      scale, scores, &decided_->flag);
+    // What is not finite is cleared in its place: so chunks need not go back.
+    return over_residual(step, part.begin, part.end, ChunkPipe::Use::kRead,
+                         [&](const float* residual, size_t begin, size_t n) {
+                           return ops::score(cuda(step.stream), step.moment + begin,
+                                             step.last + begin, residual, step.residual + begin, n,
+                                             params, scale, scores + (begin - part.begin),
+                                             &decided_->flag);
+                         });
   });
 }
 

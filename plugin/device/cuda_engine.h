@@ -23,7 +23,7 @@ class CudaEngine final : public Engine {
   ~CudaEngine() override;
   Status open();
 
-  void* allocate(size_t bytes) override;
+  void* allocate(size_t bytes, Home home) override;
   void release(void* memory, size_t bytes) override;
   void set(Stream stream, void* memory, std::byte value, size_t bytes) override;
   void copy_in(Stream stream, void* memory, const void* host, size_t bytes) override;
@@ -83,6 +83,12 @@ class CudaEngine final : public Engine {
     uint64_t* index = nullptr;
     size_t bytes = 0;
   };
+  // An array whose home is the host.
+  struct HostArray {
+    const std::byte* memory = nullptr;
+    size_t bytes = 0;
+    std::unique_ptr<Event> last_use;  // behind the last work on it
+  };
   // A part of page-locked memory that copies read from or write to, one after another.
   struct Slot {
     void* memory = nullptr;
@@ -94,8 +100,21 @@ class CudaEngine final : public Engine {
   // Enqueues what `body`, which gives a Status, puts on the stream; nothing once something failed.
   template <typename Body>
   void enqueue(Stream stream, Body&& body);
+  // The array that `memory` is in; null where its home is the device.
+  HostArray* host_array(const void* memory);
+  // Runs `body`, which puts work on `memory` on the stream, behind all earlier such work. Kernels
+  // reach an array of the host in its place.
+  template <typename Body>
+  Status use_in_turn(cudaStream_t stream, const void* memory, Body&& body);
+  // Calls kernel(residual, begin, n) for elements begin .. end of the step's residual: at once, or
+  // in chunks where its home is the host.
+  template <typename Kernel>
+  Status over_residual(const StepView& step, size_t begin, size_t end, ChunkPipe::Use use,
+                       Kernel&& kernel);
   // Copies between the device and the host, and waits.
   void transfer(Stream stream, void* to, const void* from, size_t bytes);
+  // The same from or to an array of the host, once no work touches it any more.
+  void copy_on_host(HostArray& array, void* to, const void* from, size_t bytes);
   Status make_slot(size_t bytes, Slot* out);
   // A slot that nothing reads from any more; waits where none is free.
   Status free_slot(Slot** out);
@@ -118,6 +137,9 @@ class CudaEngine final : public Engine {
   Decided* decided_ = nullptr;
   bool decided_cleared_ = false;
   const float* judged_ = nullptr;  // what decode_bf16() judged on the way
+
+  std::vector<HostArray> host_arrays_;
+  ChunkPipe* chunk_pipe_ = nullptr;  // the device's, once there is a HostArray
 
   std::vector<Index> indices_;
   float* powers_ = nullptr;

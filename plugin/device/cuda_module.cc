@@ -6,7 +6,7 @@
 namespace scape::plugin {
 namespace {
 
-Status open_device(int device, std::shared_ptr<CudaDevice>* out) {
+Status open_device(int device, size_t residual_chunk, std::shared_ptr<CudaDevice>* out) {
   int count = 0;
   if (const cudaError_t result = cudaGetDeviceCount(&count);
       result != cudaSuccess || device < 0 || device >= count) {
@@ -15,7 +15,7 @@ Status open_device(int device, std::shared_ptr<CudaDevice>* out) {
                  count, cudaGetErrorString(result));
   }
   try {
-    auto opened = std::make_shared<CudaDeviceImpl>(device);
+    auto opened = std::make_shared<CudaDeviceImpl>(device, residual_chunk);
     if (const Status status = opened->open(); !status.ok()) {
       return error(SCAPE_ERR_SYSTEM, "CUDA device %d cannot be used: %s", device,
                    status.message().c_str());

@@ -2,6 +2,7 @@
 // Nothing in here throws.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -40,13 +41,14 @@ class CudaDevice {
 
 struct CudaModule {
   uint32_t abi;
-  // SYSTEM, with CUDA's reason, where the device cannot be used.
-  Status (*open_device)(int device, std::shared_ptr<CudaDevice>* out);
+  // residual_chunk: SCAPE_RESIDUAL_CHUNK. SYSTEM, with CUDA's reason, where the device cannot be
+  // used.
+  Status (*open_device)(int device, size_t residual_chunk, std::shared_ptr<CudaDevice>* out);
 };
 
 // The module's only symbol, a CudaModule of this ABI. Both sides come from one build.
 inline constexpr char kCudaModuleSymbol[] = "scape_cuda_module";
-inline constexpr uint32_t kCudaModuleAbi = 1;
+inline constexpr uint32_t kCudaModuleAbi = 2;
 
 // Opens libscape_cuda.so from beside this library, for good. SYSTEM where it is missing.
 Status load_cuda_module(const CudaModule** out);

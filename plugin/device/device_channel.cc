@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/module.h"
+#include "base/settings.h"
 #include "plugin/device/cuda_module.h"
 #include "plugin/device/nccl_communicator.h"
 #include "plugin/device/stream_refresher.h"
@@ -65,7 +66,8 @@ Status open_device_channel(const nccl::Functions& real, nccl::ncclComm_t comm,
                  real.GetErrorString(result));
   }
   std::shared_ptr<CudaDevice> device;
-  SCAPE_RETURN_IF_ERROR(module->open_device(ordinal, &device));
+  SCAPE_RETURN_IF_ERROR(
+      module->open_device(ordinal, static_cast<size_t>(settings().residual_chunk), &device));
   std::shared_ptr<NcclCommunicator> communicator;
   SCAPE_RETURN_IF_ERROR(NcclCommunicator::wrap(real, comm, &communicator));
   *out = std::make_shared<DeviceChannelImpl>(std::move(device), communicator);

@@ -28,7 +28,7 @@ std::string choice(int32_t value, const char* const (&names)[kCount]) {
 
 constexpr const char* kTypes[] = {"fp32", "bf16", "fp16"};
 constexpr const char* kRoles[] = {"fused", "first moment", "hooked gradient", "gradient"};
-constexpr const char* kResiduals[] = {"internal", "in place"};
+constexpr const char* kResiduals[] = {"internal", "in place", "host memory"};
 constexpr const char* kRules[] = {"lazy", "plain"};
 
 // The fields in the order in which they are compared: what a record is first, then what it says.

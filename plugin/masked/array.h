@@ -12,6 +12,10 @@
 
 namespace scape::plugin {
 
+// Where an array of a place is kept. Memory of the host is page-locked, and reached from the place
+// over its link to the host; where the place is the host they are the same.
+enum class Home { kPlace, kHost };
+
 // The memory of one place. Of 0 bytes nothing is touched.
 class MemorySpace {
  public:
@@ -19,7 +23,7 @@ class MemorySpace {
 
   // Aligned to a cache line at least; what is in it is unspecified. Null where there is none left:
   // a place may be a library of its own, which throws nothing.
-  virtual void* allocate(size_t bytes) = 0;
+  virtual void* allocate(size_t bytes, Home home) = 0;
   // Of allocate(), with the same size. What was enqueued before may still use it.
   virtual void release(void* memory, size_t bytes) = 0;
   virtual void set(Stream stream, void* memory, std::byte value, size_t bytes) = 0;
@@ -42,8 +46,8 @@ class Array {
   static_assert(std::is_trivially_copyable_v<T>);
 
  public:
-  explicit Array(MemorySpace& memory) : memory_(&memory) {}
-  Array(Array&& other) noexcept : memory_(other.memory_) { swap(other); }
+  explicit Array(MemorySpace& memory, Home home = Home::kPlace) : memory_(&memory), home_(home) {}
+  Array(Array&& other) noexcept : memory_(other.memory_), home_(other.home_) { swap(other); }
   Array& operator=(Array&& other) noexcept {
     swap(other);
     return *this;
@@ -54,6 +58,7 @@ class Array {
   const T* data() const { return data_; }
   size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
+  Home home() const { return home_; }
 
   // Makes it n elements, none of which is kept. Memory of more than twice that size is given back.
   // Throws std::bad_alloc.
@@ -61,7 +66,7 @@ class Array {
     if (n > capacity_ || n + n < capacity_) {
       release();
       if (n > 0) {
-        data_ = static_cast<T*>(memory_->allocate(n * sizeof(T)));
+        data_ = static_cast<T*>(memory_->allocate(n * sizeof(T), home_));
         if (data_ == nullptr) throw std::bad_alloc();
       }
       capacity_ = n;
@@ -91,6 +96,7 @@ class Array {
   }
   void swap(Array& other) noexcept {
     std::swap(memory_, other.memory_);
+    std::swap(home_, other.home_);
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     std::swap(capacity_, other.capacity_);
@@ -104,6 +110,7 @@ class Array {
   }
 
   MemorySpace* memory_;
+  Home home_;
   T* data_ = nullptr;
   size_t size_ = 0;
   size_t capacity_ = 0;

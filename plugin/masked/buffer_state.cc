@@ -262,7 +262,7 @@ Status load_state(const StateOwner& owner, const std::byte* data, size_t size, B
   for (const auto* each : {&mask, &before, &next}) SCAPE_RETURN_IF_ERROR(check_mask(owner, *each));
   SCAPE_RETURN_IF_ERROR(check_next(owner, header.step, next));
 
-  BufferState state(*out->memory);
+  BufferState state(*out->memory, out->residual.home());
   state.step = header.step;
   state.reduction.op = op;
   state.reduction.factor = header.factor;

@@ -14,7 +14,8 @@
 namespace scape::plugin {
 
 struct BufferState {
-  explicit BufferState(MemorySpace& where) : memory(&where) {}
+  explicit BufferState(MemorySpace& where, Home home_of_residual = Home::kPlace)
+      : memory(&where), residual(where, home_of_residual) {}
 
   MemorySpace* memory;                  // of the arrays
   uint64_t step = 0;                    // t of the next step
@@ -28,7 +29,7 @@ struct BufferState {
   Array<float> moment{*memory};
   Array<uint16_t> last{*memory};
   // Internal; in place: loaded, and not yet added to the caller's buffer.
-  Array<float> residual{*memory};
+  Array<float> residual;
   Array<uint64_t> mask{*memory};    // of the last call
   Array<uint64_t> before{*memory};  // hooked role: of the last call that was no skip
   // Only while saved and loaded: of the next call; empty for a dense one.

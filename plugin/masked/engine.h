@@ -7,10 +7,10 @@
 //
 // Operations come in the order of their streams and return when they are enqueued; on the host,
 // when they are done. Arrays are of the place or, where parameters are called send, recv or param,
-// the caller's, which the place can reach. Tables in StepParams are the host's and may change once
-// the operation has returned, but for the powers, which an engine knows from its first one on.
-// Masks, payloads and ages are as kernels/kernels.h says. An operation that cannot be enqueued says
-// so in failure(), and those after it do nothing.
+// the caller's, which the place can reach. The residual alone may have its home on the host. Tables
+// in StepParams are the host's and may change once the operation has returned, but for the powers,
+// which an engine knows from its first one on. Masks, payloads and ages are as kernels/kernels.h
+// says. An operation that cannot be enqueued says so in failure(), and those after it do nothing.
 //
 // One thread at a time, but for choose() and take_masks(), which are the refresher's, and
 // counters(), which may be asked from any.

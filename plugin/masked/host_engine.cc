@@ -42,7 +42,7 @@ kernels::AgeGather ages_from(const StepView& step, size_t begin, size_t packed) 
 
 // ---- memory ----
 
-void* HostEngine::allocate(size_t bytes) {
+void* HostEngine::allocate(size_t bytes, Home) {
   try {
     return BigAllocator<std::byte>().allocate(bytes);
   } catch (const std::bad_alloc&) {

@@ -9,12 +9,12 @@ namespace scape::plugin {
 
 class HostEngine : public Engine {
  public:
-  void* allocate(size_t bytes) override;
+  void* allocate(size_t bytes, Home home) override;
   void release(void* memory, size_t bytes) override;
   void set(Stream stream, void* memory, std::byte value, size_t bytes) override;
   void copy_in(Stream stream, void* memory, const void* host, size_t bytes) override;
   void copy_out(Stream stream, void* host, const void* memory, size_t bytes) override;
-  void* allocate_staging(size_t bytes) override { return allocate(bytes); }
+  void* allocate_staging(size_t bytes) override { return allocate(bytes, Home::kHost); }
   void release_staging(void* memory, size_t bytes) override { release(memory, bytes); }
   void copy(Stream stream, void* to, const void* from, size_t bytes) override {
     copy_in(stream, to, from, bytes);

@@ -121,7 +121,7 @@ Status MaskedBufferImpl::load(const std::byte* data, size_t size) {
   SCAPE_RETURN_IF_ERROR(owed_or_running("loading"));
   if (!failure_.ok()) return failure_;
   try {
-    BufferState loaded(*engine_);
+    BufferState loaded(*engine_, state_.residual.home());
     SCAPE_RETURN_IF_ERROR(load_state(owner(), data, size, &loaded));
     const std::vector<uint64_t> mask = loaded.mask.to_host(stream_);
     masked_ = kernels::ops().count_bits(mask.data(), mask.size());

@@ -98,14 +98,15 @@ Status MaskedBufferImpl::check_begin(const Call& call) const {
     return error(SCAPE_ERR_USAGE,
                  "buffer '%s' keeps its residual in place, which needs sendbuff == recvbuff (they "
                  "are %p and "
-                 "%p); call it in place or register it with SCAPE_RESIDUAL_INTERNAL",
+                 "%p); call it in place or register it with SCAPE_RESIDUAL_INTERNAL or "
+                 "SCAPE_RESIDUAL_HOST",
                  name, call.send, call.recv);
   }
   if (in_place_ && place_ != nullptr && place_ != call.send) {
     return error(
         SCAPE_ERR_USAGE,
         "buffer '%s' keeps its residual in place at %p, but this call has %p; do not replace the "
-        "gradient buffer, or register it with SCAPE_RESIDUAL_INTERNAL",
+        "gradient buffer, or register it with SCAPE_RESIDUAL_INTERNAL or SCAPE_RESIDUAL_HOST",
         name, static_cast<const void*>(place_), call.send);
   }
   if (!call.flush && call.send != call.recv && !fused_) {
@@ -439,8 +440,16 @@ void MaskedBufferImpl::fail(const Status& why) {
 }
 
 void MaskedBufferImpl::run_out_of_memory(const char* where) {
-  const Status why = error(SCAPE_ERR_MEMORY, "buffer '%s': no memory for %zu elements in %s",
-                           config_.name.c_str(), count_, where);
+  const std::string held_on_host =
+      config_.residual == SCAPE_RESIDUAL_HOST
+          ? format(
+                "; %zu bytes of it are page-locked memory of the host (SCAPE_RESIDUAL_HOST): see "
+                "what that has left, register less, or keep the residual on the device "
+                "(SCAPE_RESIDUAL=device)",
+                count_ * sizeof(float))
+          : std::string();
+  const Status why = error(SCAPE_ERR_MEMORY, "buffer '%s': no memory for %zu elements in %s%s",
+                           config_.name.c_str(), count_, where, held_on_host.c_str());
   communicator_->abort(why);
   fail(why);
 }

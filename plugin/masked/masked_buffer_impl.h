@@ -146,7 +146,8 @@ class MaskedBufferImpl final : public MaskedBuffer {
   const std::unique_ptr<PayloadCodec> codec_;
   const ScoreView& score_view_;
 
-  BufferState state_{*engine_};
+  BufferState state_{*engine_,
+                     config_.residual == SCAPE_RESIDUAL_HOST ? Home::kHost : Home::kPlace};
   bool allocated_ = false;
   float* place_ = nullptr;  // in place: the caller's buffer, once it is known
   bool loaded_ = false;     // since the last call

@@ -51,18 +51,21 @@ Status check_sparsity(const char* field, double value) {
 
 Status check_in_place(const BufferConfig& config) {
   if (config.residual != SCAPE_RESIDUAL_IN_PLACE) return Status::Ok();
+  const char* const by_default = settings().residual == SCAPE_RESIDUAL_IN_PLACE
+                                     ? " (the default by SCAPE_RESIDUAL=inplace)"
+                                     : "";
   if (config.role != SCAPE_ROLE_FUSED) {
     return error(
         SCAPE_ERR_ARGUMENT,
-        "config.residual is SCAPE_RESIDUAL_IN_PLACE with role %d; only the fused role (%d) "
-        "can keep it in place, so ask for SCAPE_RESIDUAL_INTERNAL",
-        static_cast<int>(config.role), static_cast<int>(SCAPE_ROLE_FUSED));
+        "config.residual is SCAPE_RESIDUAL_IN_PLACE%s with role %d; only the fused role (%d) "
+        "can keep it in place, so ask for SCAPE_RESIDUAL_INTERNAL or SCAPE_RESIDUAL_HOST",
+        by_default, static_cast<int>(config.role), static_cast<int>(SCAPE_ROLE_FUSED));
   }
   if (config.dtype != SCAPE_FLOAT32) {
     return error(SCAPE_ERR_ARGUMENT,
-                 "config.residual is SCAPE_RESIDUAL_IN_PLACE for elements of type %d; only fp32 "
-                 "buffers can hold it, so ask for SCAPE_RESIDUAL_INTERNAL",
-                 static_cast<int>(config.dtype));
+                 "config.residual is SCAPE_RESIDUAL_IN_PLACE%s for elements of type %d; only fp32 "
+                 "buffers can hold it, so ask for SCAPE_RESIDUAL_INTERNAL or SCAPE_RESIDUAL_HOST",
+                 by_default, static_cast<int>(config.dtype));
   }
   return Status::Ok();
 }
@@ -86,7 +89,7 @@ void default_config(scape_config* out) {
   out->size = sizeof(*out);
   out->role = SCAPE_ROLE_FUSED;
   out->payload = static_cast<scape_dtype>(set.payload);
-  out->residual = SCAPE_RESIDUAL_INTERNAL;
+  out->residual = static_cast<scape_residual>(set.residual);
   out->rule = SCAPE_RULE_LAZY;
   out->sparsity = set.sparsity;
   out->beta1 = 0.9;
@@ -135,8 +138,8 @@ Status resolve_config(const scape_config* config, scape_dtype dtype, BufferConfi
       check_choice("role", given.role, SCAPE_ROLE_GRADIENT,
                    "fused (0), first moment (1), hooked gradient (2), gradient (3)"));
   SCAPE_RETURN_IF_ERROR(check_payload(given.payload));
-  SCAPE_RETURN_IF_ERROR(check_choice("residual", given.residual, SCAPE_RESIDUAL_IN_PLACE,
-                                     "internal (0), in place (1)"));
+  SCAPE_RETURN_IF_ERROR(check_choice("residual", given.residual, SCAPE_RESIDUAL_HOST,
+                                     "internal (0), in place (1), host memory (2)"));
   SCAPE_RETURN_IF_ERROR(check_choice("rule", given.rule, SCAPE_RULE_PLAIN, "lazy (0), plain (1)"));
   SCAPE_RETURN_IF_ERROR(check_sparsity("sparsity", given.sparsity));
   SCAPE_RETURN_IF_ERROR(check_sparsity("ramp_sparsity", given.ramp_sparsity));

@@ -76,7 +76,7 @@ def register(
     eps=None,
     age_cap=None,
     payload=None,
-    residual="internal",
+    residual=None,
     rule="lazy",
     total_steps=None,
     dense_steps=None,
@@ -90,8 +90,9 @@ def register(
     role: "fused", "first_moment", "hooked" or "gradient" (docs/algorithm.md, "Roles").
     sparsity: the fraction NOT sent, in [0, 1); 0.99 sends 1 %.
     payload: "fp32" or "bf16". rule: "lazy" or "plain".
-    residual: "internal", or "in_place": what was not sent stays in the tensor itself, which then
-        nobody may clear, scale or clip (docs/api.md, "Where the residual is kept").
+    residual: "internal"; "in_place": what was not sent stays in the tensor itself, which then
+        nobody may clear, scale or clip; or "host": in page-locked memory of the host instead of
+        the GPU's (docs/api.md, "Where the residual is kept").
     What is None takes the library's default, which SCAPE_* variables may move. All ranks must
     agree on every option.
 
@@ -105,11 +106,11 @@ def register(
             f"tensor of shape {tuple(tensor.shape)} has no elements: leave it unregistered"
         )
     dtype = _dtype_of(tensor)
-    config = lib.Config()
-    lib.call("scape_config_init", ctypes.byref(config), ctypes.sizeof(config))
+    config = lib.default_config()
     config.name = None if name is None else lib.text("name", name)
     config.role = lib.choice("role", role, lib.ROLES)
-    config.residual = lib.choice("residual", residual, lib.RESIDUALS)
+    if residual is not None:
+        config.residual = lib.choice("residual", residual, lib.RESIDUALS)
     config.rule = lib.choice("rule", rule, lib.RULES)
     if payload is not None:
         config.payload = lib.choice("payload", payload, lib.PAYLOADS)

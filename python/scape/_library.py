@@ -49,7 +49,7 @@ class ScapeError(RuntimeError):
 DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 PAYLOADS = {"fp32": 0, "bf16": 1}
 ROLES = {"fused": 0, "first_moment": 1, "hooked": 2, "gradient": 3}
-RESIDUALS = {"internal": 0, "in_place": 1}
+RESIDUALS = {"internal": 0, "in_place": 1, "host": 2}
 RULES = {"lazy": 0, "plain": 1}
 
 
@@ -230,6 +230,19 @@ def warn_once(text):
     if text not in _warned:
         _warned.add(text)
         print(f"scape: {text}", file=sys.stderr, flush=True)
+
+
+def default_config():
+    """A Config of the library's defaults, which SCAPE_* variables may have moved."""
+    config = Config()
+    call("scape_config_init", ctypes.byref(config), ctypes.sizeof(config))
+    return config
+
+
+def default_residual():
+    """Where a registration that names no place keeps its residual, by its name in RESIDUALS."""
+    value = default_config().residual
+    return next(name for name, each in RESIDUALS.items() if each == value)
 
 
 def choice(what, value, choices):

@@ -166,7 +166,6 @@ class Hooked:
             bucket.flat.grad,
             name=bucket.name,
             role="hooked",
-            residual="internal",
             sparsity=sparsity,
             beta1=group["betas"][0],
             beta2=group["betas"][1],

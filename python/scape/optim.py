@@ -78,7 +78,9 @@ class AdamS(torch.optim.Optimizer):
         One-dimensional tensors always travel whole.
     total_steps: length of the run, from which the dense warm-up (1 %) and the ramp (10 %) follow;
         dense_steps, ramp_steps and ramp_sparsity set them one by one.
-    payload: "fp32" or "bf16". residual: "internal" or "in_place". rule: "lazy" or "plain".
+    payload: "fp32" or "bf16"; None: SCAPE_PAYLOAD. rule: "lazy" or "plain".
+    residual: "internal", "in_place", or "host": in page-locked memory of the host instead of the
+        GPU's, at the cost of what crosses the link between them; None: SCAPE_RESIDUAL.
     age_cap: the most by which an element's step is lengthened for the steps it waited.
     communicator: a scape.nccl.Communicator, or an object with rank, size, all_reduce and broadcast;
         None: all ranks that the launcher started.
@@ -100,7 +102,7 @@ class AdamS(torch.optim.Optimizer):
         ramp_steps=0,
         ramp_sparsity=None,
         payload=None,
-        residual="internal",
+        residual=None,
         rule="lazy",
         age_cap=None,
         communicator=None,
@@ -121,6 +123,8 @@ class AdamS(torch.optim.Optimizer):
             age_cap=age_cap,
         )
         check_options(self._options)
+        if residual is None and use_scape is not False and lib.is_active():
+            self._options["residual"] = lib.default_residual()
         self._buckets = []
         self._reduced = False
         self._looked_around = False

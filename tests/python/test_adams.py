@@ -161,7 +161,7 @@ def test_parameters_must_be_fp32():
         (dict(weight_decay=-0.1), "weight_decay is -0.1"),
         (dict(sparsity=1.0), "sparsity is 1.0: must be at least 0 and below 1"),
         (dict(sparsity="much"), "sparsity is 'much': must be a number"),
-        (dict(residual="gone"), "residual is 'gone': must be one of internal, in_place"),
+        (dict(residual="gone"), "residual is 'gone': must be one of internal, in_place, host"),
         (dict(residual=["internal"]), r"residual is \['internal'\]: must be one of"),
         (dict(payload="fp16"), "payload is 'fp16': must be one of fp32, bf16"),
         (dict(rule=None, age_cap=0.5), "age_cap is 0.5: must be at least 1"),

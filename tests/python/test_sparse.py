@@ -63,6 +63,19 @@ def test_fused_steps_equal_the_simulation(size, tmp_path, library):
         np.testing.assert_array_equal(ranks[0]["ages"][step][off], step - simulation.last[off])
 
 
+def test_where_the_environment_keeps_the_residual(tmp_path, library):
+    assert_all_ended_well(
+        run_ranks(
+            "worker_sparse.py",
+            2,
+            "place_by_environment",
+            tmp_path,
+            preload=library,
+            environment={"SCAPE_RESIDUAL": "inplace"},
+        )
+    )
+
+
 @pytest.mark.parametrize(
     "size, cases", [(1, "resume,hooked"), (2, "internal,resume,rules,flush,hooked,hooked_resume")]
 )

@@ -110,6 +110,33 @@ def internal():
     assert torch.equal(residual, dict(twin.buckets)["twin.0.matrices"])
 
 
+def place_by_environment():
+    """SCAPE_RESIDUAL=inplace moves the default; an argument prevails over it."""
+    matrix, vector = parameters()
+    optimizer = scape.AdamS([matrix, vector], **OPTIONS)
+    told_matrix, told_vector = parameters()
+    told = scape.AdamS(
+        [told_matrix, told_vector],
+        communicator=optimizer.communicator,
+        residual="host",
+        name="told",
+        **OPTIONS,
+    )
+    data = gradients(12)
+    for step in range(12):
+        backward(matrix, vector, step, data)
+        optimizer.step()
+        optimizer.zero_grad()
+        backward(told_matrix, told_vector, step, data)
+        told.step()
+        told.zero_grad(set_to_none=False)
+    assert torch.equal(matrix, told_matrix) and torch.equal(vector, told_vector)
+    waiting = dict(optimizer.buckets)["adams.0.matrices"]
+    apart = dict(told.buckets)["told.0.matrices"]
+    assert waiting.any() and not apart.any()
+    assert torch.equal(scape.read_residual(apart), waiting)
+
+
 def resume():
     """State saved after 9 steps, loaded by new optimizers, goes on bit for bit."""
     matrix, vector = parameters()

@@ -628,6 +628,74 @@ RANKED_CASE(DEVICE_options_of_a_call, 2) {
   NCCL(ncclCommDestroy(comm));
 }
 
+// SCAPE_RESIDUAL moves the default: the outcome is the same, and in host memory more is copied.
+// What cannot be in place is refused then, unless its registration names another place.
+LAUNCHED_CASE(DEVICE_residual_where_the_environment_says) {
+  for (const char* place : {"device", "host", "inplace"}) {
+    std::vector<Run> runs = rank_runs("DEVICE_residual_where_the_environment_says", 2);
+    for (Run& one : runs) {
+      one.environment["SCAPE_RESIDUAL"] = place;
+      one.environment["SCAPE_RESIDUAL_CHUNK"] = "8192";
+    }
+    expect(runs, {0, 0});
+  }
+}
+RANK_PART(DEVICE_residual_where_the_environment_says) {
+  const ncclComm_t comm = self.init();
+  const cudaStream_t stream = make_stream();
+  const std::string place = std::getenv("SCAPE_RESIDUAL");
+  constexpr size_t kCount = 7000;
+  scape_config config = gradient_config("named", 0.1);
+  CHECK(config.residual == (place == "device"    ? SCAPE_RESIDUAL_INTERNAL
+                            : place == "inplace" ? SCAPE_RESIDUAL_IN_PLACE
+                                                 : SCAPE_RESIDUAL_HOST));
+  DeviceFloats named(kCount, 0), by_default(kCount, 0);
+  scape_registration registrations[2] = {};
+  if (place == "inplace") {
+    CHECK(scape_register(by_default.get(), kCount, SCAPE_FLOAT32, &config, &registrations[0]) ==
+          SCAPE_ERR_ARGUMENT);
+    CHECK_SAYING(contains(scape_last_error(), "SCAPE_RESIDUAL=inplace"), scape_last_error());
+    config.role = SCAPE_ROLE_FUSED;
+  }
+  config.name = "default";
+  SCAPE(scape_register(by_default.get(), kCount, SCAPE_FLOAT32, &config, &registrations[0]));
+  config.name = "named";
+  config.residual = SCAPE_RESIDUAL_INTERNAL;
+  SCAPE(scape_register(named.get(), kCount, SCAPE_FLOAT32, &config, &registrations[1]));
+  const DeviceFloats params[2] = {{kCount, 1}, {kCount, 1}};
+  uint64_t copied[2] = {};
+  for (int turn = 0; turn < 6; ++turn) {
+    const std::vector<float> values = values_of(self, turn, kCount);
+    for (int which = 0; which < 2; ++which) {
+      DeviceFloats& data = which == 0 ? by_default : named;
+      std::vector<float> gradient = values;
+      if (place == "inplace" && which == 0) {
+        const std::vector<float> waiting = data.read(stream);
+        for (size_t i = 0; i < kCount; ++i) gradient[i] += waiting[i];
+      }
+      data.write(gradient);
+      simgpu_counters before, after;
+      simgpu_get_counters(&before);
+      NCCL(ncclAllReduce(data.get(), data.get(), kCount, ncclFloat32, ncclAvg, comm, stream));
+      if (place == "inplace")
+        SCAPE(scape_adams_step(data.get(), kCount, params[which].get(), 1e-2, 0, stream));
+      simgpu_get_counters(&after);
+      copied[which] += after.copied_bytes - before.copied_bytes;
+    }
+    std::vector<float> residuals[2] = {std::vector<float>(kCount), std::vector<float>(kCount)};
+    SCAPE(scape_read_residual(by_default.get(), kCount, residuals[0].data(), kCount));
+    SCAPE(scape_read_residual(named.get(), kCount, residuals[1].data(), kCount));
+    CHECK(residuals[0] == residuals[1]);
+    CHECK(params[0].read(stream) == params[1].read(stream));
+    if (place != "inplace") CHECK(by_default.read(stream) == named.read(stream));
+  }
+  // Each masked step has the residual copied to the device and back.
+  CHECK_SAYING((copied[0] > copied[1] + 5 * 8 * kCount) == (place == "host"),
+               std::to_string(copied[0]) + " and " + std::to_string(copied[1]));
+  for (const scape_registration each : registrations) SCAPE(scape_unregister(each));
+  NCCL(ncclCommDestroy(comm));
+}
+
 LAUNCHED_CASE(DEVICE_non_blocking) {
   std::vector<Run> runs = rank_runs("DEVICE_non_blocking", 2);
   for (Run& one : runs) {

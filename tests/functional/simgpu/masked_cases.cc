@@ -147,6 +147,8 @@ void train_all(Rank& self) {
                {.name = "fused, narrow", .payload = SCAPE_BFLOAT16, .op = ncclSum, .apart = true});
   train<float>(self, comm, stream,
                {.name = "fused, in place", .residual = SCAPE_RESIDUAL_IN_PLACE});
+  train<float>(self, comm, stream,
+               {.name = "fused, in host memory", .residual = SCAPE_RESIDUAL_HOST});
   train<uint16_t>(self, comm, stream, {.name = "fused, bf16"});
   train<float>(self, comm, stream, {.name = "first moment", .role = SCAPE_ROLE_FIRST_MOMENT});
   train<float>(self, comm, stream,

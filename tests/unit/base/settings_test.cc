@@ -72,6 +72,12 @@ TEST(Settings, BadValuesAreNamedWithTheirRange) {
   EXPECT_TRUE(in_child({{"SCAPE_TRANSPORT", "carrier-pigeon"}}, [] {
     return mentions(settings_status().message(), {"SCAPE_TRANSPORT", "carrier-pigeon", "ucx"});
   }));
+  EXPECT_TRUE(in_child({{"SCAPE_RESIDUAL", "in_place"}}, [] {
+    return mentions(settings_status().message(), {"SCAPE_RESIDUAL", "in_place", "inplace"});
+  }));
+  EXPECT_TRUE(in_child({{"SCAPE_RESIDUAL_CHUNK", "8191"}}, [] {
+    return mentions(settings_status().message(), {"SCAPE_RESIDUAL_CHUNK", "8191", "8192 .. "});
+  }));
 }
 
 TEST(Settings, CpuChoices) {

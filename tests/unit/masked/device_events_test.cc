@@ -85,10 +85,12 @@ class Training {
     EXPECT_TRUE(expected_ok_.ok()) << expected_ok_.message(); \
   } while (0)
 
-TEST(Waiting, NothingIsAllocatedAndNobodyWaitsAfterTheFirstSteps) {
+void expect_no_waiting(scape_residual residual) {
   std::barrier together(2);
   run_device_ranks(2, [&](const DeviceRank& rank) {
-    Training training(rank, at_once(0.9));
+    BufferConfig config = at_once(0.9);
+    config.residual = residual;
+    Training training(rank, config);
     EXPECT_OK(training.steps(8));
     training.idle();
     together.arrive_and_wait();
@@ -111,6 +113,12 @@ TEST(Waiting, NothingIsAllocatedAndNobodyWaitsAfterTheFirstSteps) {
     EXPECT_GT(after.kernels, before.kernels);
   });
 }
+
+TEST(Waiting, NothingIsAllocatedAndNobodyWaitsAfterTheFirstSteps) {
+  expect_no_waiting(SCAPE_RESIDUAL_INTERNAL);
+}
+
+TEST(Waiting, NorWithTheResidualInHostMemory) { expect_no_waiting(SCAPE_RESIDUAL_HOST); }
 
 TEST(Waiting, TheHostRunsAheadOfADeviceThatStandsStill) {
   std::vector<std::vector<float>> params(2);
@@ -172,6 +180,200 @@ TEST(Agreement, FailsOnEveryRankInTheSameWordsAndLeavesTheCommunicatorAlone) {
   EXPECT_EQ(errors[0].code(), SCAPE_ERR_MISMATCH) << errors[0].message();
   EXPECT_NE(errors[0].message().find("rank 1 has 0.8"), std::string::npos) << errors[0].message();
   EXPECT_EQ(errors[0].message(), errors[1].message());
+}
+
+TEST(Agreement, NamesPlacesOfTheResidualThatDiffer) {
+  std::vector<Status> errors(2);
+  run_device_ranks(2, [&](const DeviceRank& rank) {
+    const auto r = static_cast<size_t>(rank.communicator->rank());
+    BufferConfig config = at_once(0.9);
+    if (r == 1) config.residual = SCAPE_RESIDUAL_HOST;
+    Training training(rank, config);
+    EXPECT_OK(training.step());
+    errors[r] = training.step();
+  });
+  EXPECT_EQ(errors[0].code(), SCAPE_ERR_MISMATCH) << errors[0].message();
+  EXPECT_NE(errors[0].message().find("residual: rank 0 has internal, rank 1 has host memory"),
+            std::string::npos)
+      << errors[0].message();
+  EXPECT_EQ(errors[0].message(), errors[1].message());
+}
+
+// ---- residuals in host memory while the host runs ahead ----
+
+// Several chunks of SCAPE_RESIDUAL_CHUNK.
+constexpr size_t kManyChunks = 5 * 2048 + 77;
+constexpr int kSteps = 10;
+
+// A buffer of the gradient role on a stream of its own, whose gradients are on the device before
+// the first call.
+class Lane {
+ public:
+  Lane(const DeviceRank& rank, const char* name, scape_residual residual)
+      : rank_(rank), memory_(rank.make_engine()) {
+    BufferConfig config = at_once(0.9);
+    config.role = SCAPE_ROLE_GRADIENT;
+    config.name = name;
+    config.residual = residual;
+    buffer_ = rank.make(config, kManyChunks);
+    EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+    for (int t = 0; t < kSteps; ++t) {
+      std::vector<float> values(kManyChunks);
+      for (size_t j = 0; j < kManyChunks; ++j) {
+        const size_t h = j * 2654435761u + static_cast<size_t>(t) * 40503u +
+                         static_cast<size_t>(rank.communicator->rank()) * 977u;
+        values[j] = static_cast<float>(h / 7 % 2003) - 1001;
+      }
+      gradients_.emplace_back(*memory_).assign(values.data(), kManyChunks, {stream_});
+      results_.emplace_back(*memory_).resize(kManyChunks);
+    }
+  }
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+  ~Lane() {
+    buffer_.reset();
+    EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess);
+  }
+
+  void step(int t) {
+    const auto i = static_cast<size_t>(t);
+    EXPECT_OK(buffer_->begin_all_reduce(gradients_[i].data(), results_[i].data(), {ReduceOp::kAvg},
+                                        {stream_}));
+    drive(*rank_.communicator, [&] { return buffer_->poll(); });
+    EXPECT_OK(buffer_->status());
+  }
+
+  // The last residual, and the results of all steps.
+  std::vector<float> outcome() {
+    std::vector<float> all(kManyChunks);
+    EXPECT_OK(buffer_->read_residual(all.data(), kManyChunks));
+    for (const Array<float>& result : results_) {
+      const std::vector<float> values = result.to_host({stream_});
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+  }
+
+ private:
+  const DeviceRank& rank_;
+  const std::shared_ptr<Engine> memory_;
+  std::unique_ptr<MaskedBuffer> buffer_;
+  cudaStream_t stream_ = nullptr;
+  std::vector<Array<float>> gradients_, results_;
+};
+
+// Two buffers, whose steps take turns.
+std::vector<float> outcome_of_two(const DeviceRank& rank, const char* name,
+                                  scape_residual residual) {
+  Lane a(rank, format("%s.a", name).c_str(), residual);
+  Lane b(rank, format("%s.b", name).c_str(), residual);
+  for (int t = 0; t < kSteps; ++t) {
+    a.step(t);
+    b.step(t);
+  }
+  std::vector<float> outcome = a.outcome();
+  for (const float value : b.outcome()) outcome.push_back(value);
+  return outcome;
+}
+
+TEST(HostResidual, HasTheBitsOfDeviceMemoryWhileTheHostRunsAhead) {
+  run_device_ranks(2, [](const DeviceRank& rank) {
+    const std::vector<float> expected = outcome_of_two(rank, "device", SCAPE_RESIDUAL_INTERNAL);
+    for (int round = 0; round < 2; ++round) {
+      const std::vector<float> found =
+          outcome_of_two(rank, format("host.%d", round).c_str(), SCAPE_RESIDUAL_HOST);
+      EXPECT_TRUE(found == expected) << "round " << round;
+    }
+  });
+}
+
+// The device's memory that a buffer has taken after a few steps, of rank 0.
+size_t device_memory_of(scape_residual residual) {
+  size_t taken = 0;
+  std::barrier together(2);
+  run_device_ranks(2, [&](const DeviceRank& rank) {
+    size_t before = 0, after = 0, total = 0;
+    EXPECT_EQ(cudaMemGetInfo(&before, &total), cudaSuccess);
+    {
+      Lane lane(rank, "measured", residual);
+      for (int t = 0; t < 4; ++t) lane.step(t);
+      (void)lane.outcome();
+      EXPECT_EQ(cudaMemGetInfo(&after, &total), cudaSuccess);
+    }
+    if (rank.communicator->rank() == 0) taken = before - after;
+    together.arrive_and_wait();
+  });
+  return taken;
+}
+
+TEST(HostResidual, TakesNoMemoryOfTheDeviceButTheChunks) {
+  constexpr size_t kChunkBytes = 8192;  // SCAPE_RESIDUAL_CHUNK here
+  EXPECT_EQ(
+      device_memory_of(SCAPE_RESIDUAL_INTERNAL) - kManyChunks * sizeof(float) + 2 * kChunkBytes,
+      device_memory_of(SCAPE_RESIDUAL_HOST));
+}
+
+// Copies that nobody waited for are no danger to who gets the memory next.
+TEST(HostResidual, IsGivenBackBehindItsCopies) {
+  run_device_ranks(1, [](const DeviceRank& rank) {
+    const auto engine = rank.make_engine();
+    Array<float> gradient(*engine), payload(*engine);
+    Array<uint16_t> last(*engine), ages(*engine);
+    Array<uint64_t> mask(*engine);
+    gradient.assign(std::vector<float>(kManyChunks, 3).data(), kManyChunks, rank.stream);
+    payload.resize(kManyChunks);
+    last.fill(kManyChunks, std::byte{0}, rank.stream);
+    ages.resize(kManyChunks);
+    mask.resize(kernels::mask_words(kManyChunks));
+    engine->set_all_bits(rank.stream, mask.data(), kManyChunks);
+    const auto is_clear = [&](const Array<float>& residual) {
+      return residual.to_host(rank.stream) == std::vector<float>(kManyChunks);
+    };
+    std::vector<Array<float>> kept;  // so that nothing but a round's memory serves again
+    for (int round = 0; round < 12; ++round) {
+      const float* before = nullptr;
+      {
+        Array<float> residual(*engine, Home::kHost);
+        residual.fill(kManyChunks, std::byte{0}, rank.stream);
+        StepView step;
+        step.stream = rank.stream;
+        step.count = step.masked = kManyChunks;
+        step.last = last.data();
+        step.residual = residual.data();
+        step.mask = mask.data();
+        step.ages = ages.data();
+        engine->pack(step, gradient.data(), payload.data());
+        engine->end_call(rank.stream);
+        before = residual.data();
+      }
+      do {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+        kept.emplace_back(*engine, Home::kHost).resize(kManyChunks);
+      } while (kept.back().data() != before);
+      Array<float>& again = kept.back();
+      const std::vector<float> zeros(kManyChunks);
+      again.assign(zeros.data(), kManyChunks, rank.stream);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      EXPECT_TRUE(is_clear(again)) << "round " << round;
+    }
+    EXPECT_OK(engine->failure());
+  });
+}
+
+// Page-locked memory ends behind that of the engines themselves: its own ctest entry.
+TEST(NoHostMemory, IsSaidWithWhatToDo) {
+  std::barrier together(2);
+  run_device_ranks(2, [&](const DeviceRank& rank) {
+    BufferConfig config = at_once(0.9);
+    config.residual = SCAPE_RESIDUAL_HOST;
+    Training training(rank, config);
+    together.arrive_and_wait();
+    const Status status = training.step();
+    EXPECT_EQ(status.code(), SCAPE_ERR_MEMORY) << status.message();
+    for (const char* part : {"12000 bytes", "SCAPE_RESIDUAL=device"})
+      EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+    together.arrive_and_wait();
+  });
 }
 
 TEST(Concurrency, SeveralBuffersInFlightAreStartedInOneOrder) {

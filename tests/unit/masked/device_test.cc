@@ -55,6 +55,51 @@ TEST(DeviceBuffer, EqualsTheSimulationWithTheResidualInPlace) {
   expect_equal(2, scenarios);
 }
 
+// Several chunks of SCAPE_RESIDUAL_CHUNK, of which the last is not whole.
+constexpr size_t kChunks = 4 * 2048 + 515;
+
+TEST(DeviceBuffer, EqualsTheSimulationWithTheResidualInHostMemory) {
+  std::vector<Scenario> scenarios;
+  for (const scape_role role : kRoles) {
+    for (const scape_dtype payload : {SCAPE_FLOAT32, SCAPE_BFLOAT16}) {
+      Scenario scenario{.config = short_config(0.9, role), .count = kChunks, .steps = 11};
+      scenario.config.payload = payload;
+      scenario.config.residual = SCAPE_RESIDUAL_HOST;
+      scenario.config.dtype = payload;  // narrow buffers, too
+      scenario.inject_nonfinite = true;
+      scenario.flush_at = 9;
+      scenarios.push_back(scenario);
+    }
+  }
+  expect_equal(2, scenarios);
+}
+
+TEST(DeviceBuffer, EqualsTheSimulationWithResidualsInHostMemoryAtOddCounts) {
+  std::vector<Scenario> scenarios;
+  for (const size_t count : {0, 1, 63, 65, 2047, 2048, 2049, 4096, 4097}) {
+    scenarios.push_back(
+        {.config = short_config(0.9, SCAPE_ROLE_FUSED), .count = count, .steps = 6});
+    scenarios.back().config.residual = SCAPE_RESIDUAL_HOST;
+  }
+  expect_equal(3, scenarios);
+}
+
+TEST(DeviceBuffer, EqualsTheSimulationWhereStateIsLoadedWithAnotherPlaceOfTheResidual) {
+  constexpr scape_residual kPlaces[] = {SCAPE_RESIDUAL_INTERNAL, SCAPE_RESIDUAL_IN_PLACE,
+                                        SCAPE_RESIDUAL_HOST};
+  std::vector<Scenario> scenarios;
+  for (const scape_residual from : kPlaces) {
+    for (const scape_residual to : kPlaces) {
+      Scenario scenario{.config = short_config(0.9, SCAPE_ROLE_FUSED), .count = 2500, .steps = 9};
+      scenario.config.residual = from;
+      scenario.reload_at = 6;
+      scenario.reload_to = to;
+      scenarios.push_back(scenario);
+    }
+  }
+  expect_equal(2, scenarios);
+}
+
 TEST(DeviceBuffer, EqualsTheSimulationAtOddCounts) {
   std::vector<Scenario> scenarios;
   for (const size_t count : {0, 1, 5, 63, 64, 65, 130, 1000, 4097}) {

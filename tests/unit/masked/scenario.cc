@@ -131,7 +131,9 @@ std::string compare_state(Run* run, int t) {
 std::string reload(Run* run) {
   std::vector<std::byte> saved;
   if (Status status = run->buffer->save(&saved); !status.ok()) return status.message();
-  run->buffer = run->rank.make(run->scenario.config, run->scenario.count);
+  BufferConfig config = run->scenario.config;
+  config.residual = run->scenario.reload_to.value_or(config.residual);
+  run->buffer = run->rank.make(config, run->scenario.count);
   return run->buffer->load(saved.data(), saved.size()).message();
 }
 
@@ -157,11 +159,11 @@ std::string describe(const Scenario& s, int ranks) {
   return format(
       "%d ranks, n %zu, role %d, type %d, payload %d, residual %d, rule %d, sparsity %g, op "
       "%s%s%s, flush at %d, "
-      "reload at %d%s",
+      "reload at %d to residual %d%s",
       ranks, s.count, s.config.role, s.config.dtype, s.config.payload, s.config.residual,
       s.config.rule, s.config.sparsity, name_of(s.op), s.out_of_place ? ", out of place" : "",
       s.inject_nonfinite ? ", non-finite values" : "", s.flush_at, s.reload_at,
-      s.blind ? ", blind" : "");
+      s.reload_to.value_or(s.config.residual), s.blind ? ", blind" : "");
 }
 
 std::string run_scenario(const Rank& given, const Scenario& scenario, uint32_t* digest) {
@@ -173,7 +175,7 @@ std::string run_scenario(const Rank& given, const Scenario& scenario, uint32_t* 
   const int ranks = place.communicator->size();
   const auto rank = static_cast<size_t>(place.communicator->rank());
   const bool fused = config.role == SCAPE_ROLE_FUSED;
-  const bool in_place = config.residual == SCAPE_RESIDUAL_IN_PLACE;
+  bool in_place = config.residual == SCAPE_RESIDUAL_IN_PLACE;
   Run run{place, scenario, place.make(config, n),
           Simulation(config, n, ranks, scenario.shared, scenario.blind)};
 
@@ -277,6 +279,7 @@ std::string run_scenario(const Rank& given, const Scenario& scenario, uint32_t* 
     if (t + 1 == scenario.reload_at) {
       if (std::string problem = reload(&run); !problem.empty()) return problem;
       grad.fill(n, std::byte{0}, stream);
+      in_place = run.buffer->config().residual == SCAPE_RESIDUAL_IN_PLACE;
     }
   }
   const scape_stats stats = run.buffer->stats();

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "plugin/communicator.h"
@@ -23,6 +24,8 @@ struct Scenario {
   bool inject_nonfinite = false;
   int flush_at = -1;   // after this many steps
   int reload_at = -1;  // save, make a new buffer and load, after this many steps
+  std::optional<scape_residual> reload_to =
+      std::nullopt;  // where the new buffer keeps its residual
   double weight_decay = 0.1;
   bool shared = false;  // the communicator's ranks share memory
   // The engine never tells what the data decided, as on a device. On host memory one is made for

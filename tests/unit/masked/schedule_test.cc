@@ -143,6 +143,7 @@ TEST(Config, RefusesWhatIsOutOfRangeByName) {
   expect_refused("age_cap", [](scape_config* c) { c->age_cap = 0.5; });
   expect_refused("role", [](scape_config* c) { c->role = static_cast<scape_role>(4); });
   expect_refused("rule", [](scape_config* c) { c->rule = static_cast<scape_rule>(-1); });
+  expect_refused("residual", [](scape_config* c) { c->residual = static_cast<scape_residual>(3); });
   expect_refused("payload", [](scape_config* c) { c->payload = SCAPE_FLOAT16; });
   expect_refused("size", [](scape_config* c) { c->size = 0; });
   expect_refused("size", [](scape_config* c) { c->size = SIZE_MAX; });
