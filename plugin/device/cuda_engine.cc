@@ -33,10 +33,10 @@ void CudaEngine::enqueue(Stream stream, Body&& body) {
     stream_ = cuda(stream);
   }
   try {
-    if (!decided_cleared_) {
-      failure_ = check_cuda(cudaMemsetAsync(decided_, 0, sizeof(*decided_), cuda(stream)),
+    if (!state_cleared_) {
+      failure_ = check_cuda(cudaMemsetAsync(state_, 0, sizeof(*state_), cuda(stream)),
                             "clearing the state of a buffer");
-      decided_cleared_ = true;
+      state_cleared_ = true;
     }
     if (failure_.ok()) failure_ = body();
   } catch (const std::bad_alloc&) {
@@ -70,15 +70,15 @@ CudaEngine::CudaEngine(std::shared_ptr<CudaDeviceImpl> device)
 
 Status CudaEngine::open() {
   if (!owners_.valid()) return error(SCAPE_ERR_INTERNAL, "CUDA: no event could be made");
-  decided_ = static_cast<Decided*>(allocate(sizeof(*decided_), Home::kPlace));
-  if (decided_ == nullptr) return no_memory("a buffer's state", sizeof(*decided_));
+  state_ = static_cast<OnDevice*>(allocate(sizeof(*state_), Home::kPlace));
+  if (state_ == nullptr) return no_memory("a buffer's state", sizeof(*state_));
   for (Slot& mirror : mirrors_) SCAPE_RETURN_IF_ERROR(make_slot(sizeof(Decided), &mirror));
-  return Status::Ok();
+  return make_slot(sizeof(Chosen::refused), &refusal_);
 }
 
 CudaEngine::~CudaEngine() {
   for (const Index& index : indices_) release(index.index, index.bytes);
-  for (void* memory : {static_cast<void*>(decided_), static_cast<void*>(powers_),
+  for (void* memory : {static_cast<void*>(state_), static_cast<void*>(powers_),
                        static_cast<void*>(decay_), scratch_}) {
     release(memory, 0);
   }
@@ -90,6 +90,7 @@ CudaEngine::~CudaEngine() {
   drop(powers_slot_);
   for (Slot& slot : decay_slots_) drop(slot);
   for (Slot& slot : mirrors_) drop(slot);
+  drop(refusal_);
 }
 
 // ---- memory ----
@@ -273,7 +274,8 @@ void CudaEngine::set_all_bits(Stream stream, uint64_t* mask, size_t n) {
 
 void CudaEngine::count_overlap(Stream stream, const uint64_t* a, const uint64_t* b, size_t n) {
   enqueue(stream, [&] {
-    return ops::count_common_bits(cuda(stream), a, b, kernels::mask_words(n), &decided_->overlap);
+    return ops::count_common_bits(cuda(stream), a, b, kernels::mask_words(n),
+                                  &state_->decided.overlap);
   });
 }
 
@@ -376,8 +378,9 @@ void CudaEngine::gather_ages(const StepView& step) {
 }
 
 void CudaEngine::encode_fp32(const StepView& step, float* payload) {
-  enqueue(step.stream,
-          [&] { return ops::put_flag(cuda(step.stream), &decided_->flag, payload + step.masked); });
+  enqueue(step.stream, [&] {
+    return ops::put_flag(cuda(step.stream), &state_->decided.flag, payload + step.masked);
+  });
 }
 
 void CudaEngine::encode_bf16(const StepView& step, const float* payload, uint16_t* wire,
@@ -386,7 +389,7 @@ void CudaEngine::encode_bf16(const StepView& step, const float* payload, uint16_
     StepParams params;
     SCAPE_RETURN_IF_ERROR(params_of(step, &params));
     return ops::encode_bf16(cuda(step.stream), payload, step.ages, step.masked, params, wire, error,
-                            &decided_->flag);
+                            &state_->decided.flag);
   });
 }
 
@@ -396,7 +399,7 @@ void CudaEngine::decode_bf16(const StepView& step, const uint16_t* wire, float* 
     SCAPE_RETURN_IF_ERROR(params_of(step, &params));
     judged_ = payload;
     return ops::decode_bf16(cuda(step.stream), wire, step.ages, step.masked, params, payload,
-                            &decided_->verdict);
+                            &state_->decided.verdict);
   });
 }
 
@@ -405,9 +408,10 @@ void CudaEngine::decode_bf16(const StepView& step, const uint16_t* wire, float* 
 void CudaEngine::judge(Stream stream, Type type, const void* values, size_t n) {
   enqueue(stream, [&]() -> Status {
     if (std::exchange(judged_, nullptr) != values) {
-      SCAPE_RETURN_IF_ERROR(ops::any_nonfinite(cuda(stream), type, values, n, &decided_->verdict));
+      SCAPE_RETURN_IF_ERROR(
+          ops::any_nonfinite(cuda(stream), type, values, n, &state_->decided.verdict));
     }
-    return ops::count_skip(cuda(stream), &decided_->verdict, &decided_->skips);
+    return ops::count_skip(cuda(stream), &state_->decided.verdict, &state_->decided.skips);
   });
 }
 
@@ -425,7 +429,7 @@ void CudaEngine::finish_direct(const StepView& step, const void* unkept, const v
     StepParams params;
     SCAPE_RETURN_IF_ERROR(view_of(step, &mask));
     SCAPE_RETURN_IF_ERROR(params_of(step, &params));
-    const ops::Verdict* const verdict = &decided_->verdict;
+    const ops::Verdict* const verdict = &state_->decided.verdict;
     SCAPE_RETURN_IF_ERROR(
         ops::moment_step(stream, step.type, recv, mask, params, step.moment, step.last, verdict));
     if (step.role == SCAPE_ROLE_GRADIENT_HOOKED) {
@@ -446,7 +450,7 @@ void CudaEngine::finish_packed(const StepView& step, const float* reduced, const
     StepParams params;
     SCAPE_RETURN_IF_ERROR(view_of(step, &mask));
     SCAPE_RETURN_IF_ERROR(params_of(step, &params));
-    const ops::Verdict* const verdict = &decided_->verdict;
+    const ops::Verdict* const verdict = &state_->decided.verdict;
     if (step.role == SCAPE_ROLE_GRADIENT_HOOKED) {
       SCAPE_RETURN_IF_ERROR(ops::hooked_step(stream, reduced, mask, step.before, params, step.type,
                                              recv, step.moment, step.last, verdict));
@@ -471,7 +475,7 @@ void CudaEngine::adams_step(const StepView& step, const float* reduced, float* p
     params.decay_size = step.params.decay_size;
     SCAPE_RETURN_IF_ERROR(upload_decay(cuda(step.stream), &params));
     return ops::adams_step(cuda(step.stream), reduced, mask, params, step.moment, step.last, param,
-                           &decided_->verdict);
+                           &state_->decided.verdict);
   });
 }
 
@@ -480,7 +484,7 @@ void CudaEngine::clear_sent(const StepView& step, const float* error) {
     ops::MaskView mask;
     SCAPE_RETURN_IF_ERROR(view_of(step, &mask));
     const cudaStream_t stream = cuda(step.stream);
-    const ops::Verdict* const verdict = &decided_->verdict;
+    const ops::Verdict* const verdict = &state_->decided.verdict;
     return use_in_turn(stream, step.residual, [&] {
       return error == nullptr ? ops::clear_masked(stream, step.residual, mask, verdict)
                               : ops::scatter(stream, error, mask, step.residual, verdict);
@@ -494,7 +498,7 @@ void CudaEngine::post_step(const StepView& step, size_t offset, size_t length, c
     ops::MaskView mask;
     SCAPE_RETURN_IF_ERROR(view_of(step, &mask));
     return ops::post_step(cuda(step.stream), before, mask, step.ages, offset, length, decay,
-                          age_cap, param, &decided_->verdict);
+                          age_cap, param, &state_->decided.verdict);
   });
 }
 
@@ -517,7 +521,7 @@ void CudaEngine::score(const StepView& step, const Partition& part, float scale,
                            return ops::score(cuda(step.stream), step.moment + begin,
                                              step.last + begin, residual, step.residual + begin, n,
                                              params, scale, scores + (begin - part.begin),
-                                             &decided_->flag);
+                                             &state_->decided.flag);
                          });
   });
 }
@@ -528,7 +532,7 @@ void CudaEngine::choose(Stream stream, const float* scores, size_t n, size_t k, 
   enqueue(stream, [&]() -> Status {
     void* const memory = scratch(std::max(ops::select_scratch_bytes(n), ops::mask_index_bytes(n)));
     SCAPE_RETURN_IF_ERROR(
-        ops::select(cuda(stream), scores, n, k, mask, &decided_->threshold, memory));
+        ops::select(cuda(stream), scores, n, k, mask, &state_->chosen.threshold, memory));
     if (mask_code_for(n, k) == MaskCode::kBitmask)
       return ops::encode_words(cuda(stream), mask, n, code);
     auto* const index = static_cast<uint64_t*>(memory);
@@ -553,7 +557,7 @@ int CudaEngine::take_masks(Stream stream, std::span<const Partition> parts,
       const size_t n = parts[i].size();
       if (n == 0) continue;
       (n == longest ? expected.bits : expected.last_bits) = bits[i];
-      const ops::Refusal refusal{&decided_->refused, static_cast<uint32_t>(i + 1)};
+      const ops::Refusal refusal{&state_->chosen.refused, static_cast<uint32_t>(i + 1)};
       const std::byte* const code = codes + i * stride;
       uint64_t* const words = mask + parts[i].begin / 64;
       SCAPE_RETURN_IF_ERROR(
@@ -562,12 +566,26 @@ int CudaEngine::take_masks(Stream stream, std::span<const Partition> parts,
               : ops::decode_words(cuda(stream), code, n, bits[i], words, memory, refusal));
     }
     SCAPE_RETURN_IF_ERROR(
-        ops::replace_refused(cuda(stream), mask, count, expected, &decided_->refused));
-    return make_index(cuda(stream), mask, count);
+        ops::replace_refused(cuda(stream), mask, count, expected, &state_->chosen.refused));
+    SCAPE_RETURN_IF_ERROR(make_index(cuda(stream), mask, count));
+    return mirror_refusal(cuda(stream));
   });
-  const std::lock_guard lock(mirror_mutex_);
-  harvest();
-  return static_cast<int>(known_.refused) - 1;
+  return static_cast<int>(refused_) - 1;
+}
+
+Status CudaEngine::mirror_refusal(cudaStream_t stream) {
+  if (refusal_.under_way) {
+    bool passed = false;
+    SCAPE_RETURN_IF_ERROR(refusal_.copied->passed(&passed));
+    if (!passed) return Status::Ok();  // what is refused stays so: a later copy has it
+    std::memcpy(&refused_, refusal_.memory, sizeof(refused_));
+  }
+  SCAPE_RETURN_IF_ERROR(
+      check_cuda(cudaMemcpyAsync(refusal_.memory, &state_->chosen.refused, sizeof(refused_),
+                                 cudaMemcpyDeviceToHost, stream),
+                 "copying what became of a mask"));
+  refusal_.under_way = true;
+  return refusal_.copied->mark(stream);
 }
 
 // ---- what the host gets to know ----
@@ -592,9 +610,10 @@ void CudaEngine::end_call(Stream stream) {
     const size_t next = (newest_mirror_ + 1) % mirrors_.size();
     if (!mirrors_[next].under_way) newest_mirror_ = next;
     Slot& mirror = mirrors_[newest_mirror_];
-    SCAPE_RETURN_IF_ERROR(check_cuda(cudaMemcpyAsync(mirror.memory, decided_, sizeof(*decided_),
-                                                     cudaMemcpyDeviceToHost, cuda(stream)),
-                                     "copying what a step decided"));
+    SCAPE_RETURN_IF_ERROR(
+        check_cuda(cudaMemcpyAsync(mirror.memory, &state_->decided, sizeof(Decided),
+                                   cudaMemcpyDeviceToHost, cuda(stream)),
+                   "copying what a step decided"));
     SCAPE_RETURN_IF_ERROR(mirror.copied->mark(cuda(stream)));
     mirror.under_way = true;
     return owners_.mark(cuda(stream));
@@ -610,15 +629,15 @@ Counters CudaEngine::counters() const {
 
 bool CudaEngine::flag(Stream stream) {
   uint32_t raised = 0;
-  transfer(stream, &raised, &decided_->flag.raised, sizeof(raised));
+  transfer(stream, &raised, &state_->decided.flag.raised, sizeof(raised));
   return raised != 0;
 }
 
 void CudaEngine::restore(Stream stream, bool flag) {
   const uint32_t raised = flag ? 1 : 0;
   const ops::Verdict taken{0};
-  transfer(stream, &decided_->flag.raised, &raised, sizeof(raised));
-  transfer(stream, &decided_->verdict, &taken, sizeof(taken));
+  transfer(stream, &state_->decided.flag.raised, &raised, sizeof(raised));
+  transfer(stream, &state_->decided.verdict, &taken, sizeof(taken));
 }
 
 }  // namespace scape::plugin

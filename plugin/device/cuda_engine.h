@@ -1,7 +1,7 @@
 // The engine of a CUDA device: every operation goes to its stream, and none waits for it, but for
 // reading, saving and loading.
 //
-// What the data decides stands in `decided_` on the device, where the kernels of the next operation
+// What the data decides stands in `state_` on the device, where the kernels of the next operation
 // find it. A copy of it comes to page-locked memory behind each call, so that counters() knows what
 // the device has got to.
 #pragma once
@@ -67,14 +67,21 @@ class CudaEngine final : public Engine {
   Status failure() const override { return failure_; }
 
  private:
-  // What the data decided, on the device.
+  // What the data decided, on the device. Calls and refreshes run side by side, so that each has a
+  // part of its own.
   struct Decided {
     kernels::cuda::Verdict verdict;
-    uint32_t refused;  // 1 + the part whose code was damaged
     kernels::cuda::NonfiniteFlag flag;
     unsigned long long skips;
     unsigned long long overlap;
-    float threshold;  // of the last selection
+  };
+  struct Chosen {
+    uint32_t refused;  // 1 + the part whose code was damaged, ever since
+    float threshold;   // of the last selection
+  };
+  struct OnDevice {
+    Decided decided;
+    Chosen chosen;
   };
   // The index of a mask, for as long as nobody writes to the mask.
   struct Index {
@@ -127,6 +134,8 @@ class CudaEngine final : public Engine {
   Status upload_decay(cudaStream_t stream, kernels::StepParams* params);
   void* scratch(size_t bytes);
   void harvest() const;
+  // Asks for what became of the masks so far, and takes what came of the last time.
+  Status mirror_refusal(cudaStream_t stream);
 
   const std::shared_ptr<CudaDeviceImpl> device_;
   Event owners_;  // behind the last call of the buffer's owner
@@ -134,8 +143,8 @@ class CudaEngine final : public Engine {
   cudaStream_t stream_ = nullptr;  // of the call under way
   Status failure_;
 
-  Decided* decided_ = nullptr;
-  bool decided_cleared_ = false;
+  OnDevice* state_ = nullptr;
+  bool state_cleared_ = false;
   const float* judged_ = nullptr;  // what decode_bf16() judged on the way
 
   std::vector<HostArray> host_arrays_;
@@ -149,6 +158,8 @@ class CudaEngine final : public Engine {
   float* decay_ = nullptr;
   void* scratch_ = nullptr;  // of the refresh, on the side stream
   size_t scratch_bytes_ = 0;
+  Slot refusal_;  // comes behind the taking of masks
+  uint32_t refused_ = 0;
 
   mutable std::mutex mirror_mutex_;  // guards what follows
   mutable std::array<Slot, 4> mirrors_;

@@ -49,12 +49,20 @@ class Training {
     gradient_.assign(values.data(), kCount, rank_.stream);
   }
 
-  Status step() {
+  Status reduce() {
     SCAPE_RETURN_IF_ERROR(
         buffer_->begin_all_reduce(gradient_.data(), nullptr, {ReduceOp::kAvg}, rank_.stream));
     drive(*rank_.communicator, [&] { return buffer_->poll(); });
-    SCAPE_RETURN_IF_ERROR(buffer_->status());
-    return buffer_->adams_step(param_.data(), 1e-2, 0.1, rank_.stream);
+    return buffer_->status();
+  }
+
+  Status finish(double learning_rate = 1e-2) {
+    return buffer_->adams_step(param_.data(), learning_rate, 0.1, rank_.stream);
+  }
+
+  Status step(double learning_rate = 1e-2) {
+    SCAPE_RETURN_IF_ERROR(reduce());
+    return finish(learning_rate);
   }
 
   Status steps(int n) {
@@ -77,6 +85,25 @@ class Training {
   const std::shared_ptr<Engine> memory_;
   Array<float> gradient_;
   Array<float> param_;
+};
+
+// Holds up what a stream gets from now on, until it is opened.
+class Gate {
+ public:
+  explicit Gate(Stream stream) {
+    EXPECT_EQ(cudaLaunchHostFunc(
+                  static_cast<cudaStream_t>(stream.handle),
+                  [](void* open) {
+                    while (!*static_cast<std::atomic<bool>*>(open))
+                      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                  },
+                  &open_),
+              cudaSuccess);
+  }
+  void open() { open_ = true; }
+
+ private:
+  std::atomic<bool> open_{false};
 };
 
 #define EXPECT_OK(expression)                                 \
@@ -126,22 +153,117 @@ TEST(Waiting, TheHostRunsAheadOfADeviceThatStandsStill) {
     Training training(rank, at_once(0.9));
     EXPECT_OK(training.steps(6));
     training.idle();
-    std::atomic<bool> go{false};
-    EXPECT_EQ(cudaLaunchHostFunc(
-                  static_cast<cudaStream_t>(rank.stream.handle),
-                  [](void* flag) {
-                    while (!*static_cast<std::atomic<bool>*>(flag))
-                      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                  },
-                  &go),
-              cudaSuccess);
+    Gate gate(rank.stream);
     // More would have to wait for a table of weight decay to be copied.
     EXPECT_OK(training.steps(4));
     EXPECT_EQ(cudaStreamQuery(static_cast<cudaStream_t>(rank.stream.handle)), cudaErrorNotReady);
-    go = true;
+    gate.open();
     params[static_cast<size_t>(rank.communicator->rank())] = training.param();
   });
   EXPECT_EQ(params[0], params[1]);
+}
+
+// With a table of weight decay that is another one in each step.
+TEST(Waiting, TheHostKeepsTablesUntilTheDeviceHasCopiedThem) {
+  std::vector<float> params[2];
+  for (const bool held_up : {false, true}) {
+    run_device_ranks(2, [&](const DeviceRank& rank) {
+      Training training(rank, at_once(0.9));
+      EXPECT_OK(training.steps(6));
+      training.idle();
+      std::unique_ptr<Gate> gate;
+      std::thread opener;
+      std::atomic<int> begun{0};
+      if (held_up) {
+        gate = std::make_unique<Gate>(rank.stream);
+        // Once the host gets no further.
+        opener = std::thread([&] {
+          for (int before = 0; begun != before || before < 5;) {
+            before = begun;
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+          }
+          gate->open();
+        });
+      }
+      for (int t = 0; t < 10; ++t) {
+        ++begun;
+        EXPECT_OK(training.step(1e-2 * (t + 1)));
+        if (!held_up) training.idle();
+      }
+      if (held_up) opener.join();
+      if (rank.communicator->rank() == 0) params[held_up] = training.param();
+    });
+  }
+  EXPECT_EQ(params[0], params[1]);
+}
+
+// ---- memory that was given back ----
+
+TEST(Memory, ServesAgainBehindTheStreamThatUsedIt) {
+  run_device_ranks(1, [](const DeviceRank& rank) {
+    const auto owner = rank.make_engine(), other = rank.make_engine();
+    for (const bool in_call : {true, false}) {
+      const size_t bytes = size_t{1} << (in_call ? 20 : 22);
+      void* const memory = owner->allocate(bytes, Home::kPlace);
+      Gate gate(rank.stream);
+      owner->set(rank.stream, memory, std::byte{1}, bytes);
+      if (!in_call) owner->end_call(rank.stream);
+      owner->release(memory, bytes);
+      // Time for what nothing holds up to get where it may be taken.
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      void* const meanwhile = other->allocate(bytes, Home::kPlace);
+      EXPECT_NE(meanwhile, memory);
+      gate.open();
+      EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      void* const later = other->allocate(bytes, Home::kPlace);
+      EXPECT_EQ(later, memory);
+      other->release(meanwhile, bytes);
+      other->release(later, bytes);
+    }
+  });
+}
+
+// Rank 1's score is late, so that rank 0's refresh waits for it; nothing else of rank 0 does.
+TEST(Memory, ServesAgainBehindTheRefreshThatUsedIt) {
+  std::barrier together(2);
+  run_device_ranks(2, [&](const DeviceRank& rank) {
+    const auto engine = rank.make_engine();
+    auto training = std::make_unique<Training>(rank, at_once(0.9));
+    EXPECT_OK(training->steps(4));
+    EXPECT_OK(training->reduce());
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    together.arrive_and_wait();
+    const bool late = rank.communicator->rank() == 1;
+    std::unique_ptr<Gate> gate;
+    if (late) gate = std::make_unique<Gate>(rank.stream);
+    EXPECT_OK(training->finish());
+    if (late) {
+      together.arrive_and_wait();
+      together.arrive_and_wait();
+      gate->open();
+    } else {
+      training->idle();
+      together.arrive_and_wait();
+      std::vector<void*> taken;
+      const auto is_fresh = [&] {
+        simgpu_counters before{}, after{};
+        simgpu_get_counters(&before);
+        taken.push_back(engine->allocate(kCount * sizeof(float), Home::kPlace));
+        simgpu_get_counters(&after);
+        return after.allocations > before.allocations;
+      };
+      while (!is_fresh()) {
+        // What earlier steps gave back.
+      }
+      training.reset();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      EXPECT_TRUE(is_fresh());
+      together.arrive_and_wait();
+      EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      EXPECT_FALSE(is_fresh());
+      for (void* memory : taken) engine->release(memory, kCount * sizeof(float));
+    }
+  });
 }
 
 TEST(Counters, TellOfSkipsOnceTheDeviceHasGotThere) {
