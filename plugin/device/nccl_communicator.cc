@@ -32,24 +32,6 @@ cudaStream_t nccl_stream(const CallTag& tag) {
   return static_cast<cudaStream_t>(tag.stream.handle);
 }
 
-class Taken final : public Work {
- public:
-  bool done() const override { return true; }
-  Status status() const override { return {}; }
-};
-
-WorkPtr taken_work() {
-  static const auto* const work = new WorkPtr(std::make_shared<Taken>());
-  return *work;
-}
-
-class NothingShared final : public SharingWork {
- public:
-  bool done() const override { return true; }
-  Status status() const override { return {}; }
-  std::shared_ptr<SharedPayload> payload() const override { return nullptr; }
-};
-
 scape_status code_of(ncclResult_t result) {
   switch (result) {
     case ncclInvalidArgument:
@@ -73,10 +55,6 @@ scape_status code_of(ncclResult_t result) {
 
 NcclCommunicator::NcclCommunicator(const Functions& real, ncclComm_t comm, Owner owner)
     : real_(real), comm_(comm), owner_(owner), process_(::getpid()) {}
-
-Status NcclCommunicator::refused(const char* what) {
-  return error(SCAPE_ERR_USAGE, "masked buffers on a device need no %s", what);
-}
 
 Status NcclCommunicator::failed(ncclResult_t result, const char* what) const {
   SCAPE_RETURN_IF_ERROR(failure());  // an abort makes everything fail
@@ -204,7 +182,7 @@ Status NcclCommunicator::all_reduce(const void* send, void* recv, size_t count, 
   SCAPE_RETURN_IF_ERROR(
       taken(real_.AllReduce(send, recv, count, nccl_type(type), op, comm_, nccl_stream(tag)),
             "ncclAllReduce"));
-  *work = taken_work();
+  *work = enqueued_work();
   return Status::Ok();
 }
 
@@ -214,12 +192,7 @@ Status NcclCommunicator::all_gather(const void* send, void* recv, size_t send_co
   SCAPE_RETURN_IF_ERROR(
       taken(real_.AllGather(send, recv, send_count, nccl_type(type), comm_, nccl_stream(tag)),
             "ncclAllGather"));
-  *work = taken_work();
-  return Status::Ok();
-}
-
-Status NcclCommunicator::share_payload(size_t, std::shared_ptr<SharingWork>* work) {
-  *work = std::make_shared<NothingShared>();
+  *work = enqueued_work();
   return Status::Ok();
 }
 

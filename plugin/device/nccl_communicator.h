@@ -1,5 +1,4 @@
-// Communicators of the real NCCL. A work is done once NCCL has taken it: what it does is ordered on
-// the stream of its tag. Only what masked buffers need is there; all else is refused with USAGE.
+// Communicators of the real NCCL. A work is done once NCCL has taken it.
 #pragma once
 
 #include <sys/types.h>
@@ -12,13 +11,13 @@
 #include <string>
 
 #include "nccl/functions.h"
-#include "plugin/communicator.h"
+#include "plugin/device/device_communicator.h"
 
 namespace scape::plugin {
 
 // One thread at a time, but for abort() and async_error(), which end a call that another thread is
 // in.
-class NcclCommunicator final : public Communicator {
+class NcclCommunicator final : public DeviceCommunicator {
  public:
   // The caller's communicator, which is never ended here. `real` must outlive it.
   static Status wrap(const nccl::Functions& real, nccl::ncclComm_t comm,
@@ -29,66 +28,25 @@ class NcclCommunicator final : public Communicator {
   int size() const override { return size_; }
   std::string_view name() const override { return name_; }
 
+  using DeviceCommunicator::all_reduce;
   Status all_reduce(const void* send, void* recv, size_t count, DataType type, Reduction reduction,
                     const CallTag& tag, WorkPtr* work) override;
   Status all_gather(const void* send, void* recv, size_t send_count, DataType type,
                     const CallTag& tag, WorkPtr* work) override;
-  // Nothing is shared on a device: the work is done, its payload null.
-  Status share_payload(size_t bytes, std::shared_ptr<SharingWork>* work) override;
   // By ncclCommSplit. The side communicator is non-blocking, so that no call on it holds its thread
   // for longer than SCAPE_TIMEOUT, and takes few of the device's multiprocessors.
   Status side_channel(std::shared_ptr<Communicator>* side, WorkPtr* work) override;
 
-  bool progress() override { return false; }
-  void wait_event(int) override {}
   Status async_error() const override;
   // Ends this side of it, and the side communicator with all that is under way there.
   void abort(const Status& why) override;
   ByteCounters counters() const override { return {}; }
-
-  Status reduce_scatter(const void*, void*, size_t, DataType, Reduction, const CallTag&,
-                        WorkPtr*) override {
-    return refused("reduce-scatters");
-  }
-  Status reduce_scatter_v(const void*, void*, std::span<const size_t>, DataType, Reduction,
-                          const CallTag&, WorkPtr*) override {
-    return refused("reduce-scatters");
-  }
-  Status all_gather_v(const void*, void*, std::span<const size_t>, DataType, const CallTag&,
-                      WorkPtr*) override {
-    return refused("all-gathers of unequal parts");
-  }
-  Status all_to_all(const void*, void*, size_t, DataType, const CallTag&, WorkPtr*) override {
-    return refused("all-to-alls");
-  }
-  Status broadcast(const void*, void*, size_t, DataType, int, const CallTag&, WorkPtr*) override {
-    return refused("broadcasts");
-  }
-  Status reduce(const void*, void*, size_t, DataType, Reduction, int, const CallTag&,
-                WorkPtr*) override {
-    return refused("reduces");
-  }
-  Status gather(const void*, void*, size_t, DataType, int, const CallTag&, WorkPtr*) override {
-    return refused("gathers");
-  }
-  Status scatter(const void*, void*, size_t, DataType, int, const CallTag&, WorkPtr*) override {
-    return refused("scatters");
-  }
-  Status all_reduce(SharedPayload&, size_t, DataType, Reduction, const CallTag&,
-                    WorkPtr*) override {
-    return refused("shared payloads");
-  }
-  Status send(const void*, size_t, DataType, int, WorkPtr*) override { return refused("sends"); }
-  Status recv(void*, size_t, DataType, int, WorkPtr*) override { return refused("receives"); }
-  Status register_memory(void*, size_t, void**) override { return refused("registered memory"); }
-  void deregister_memory(void*) override {}
 
  private:
   class SplitWork;
   enum class Owner { kCaller, kThis };
 
   NcclCommunicator(const nccl::Functions& real, nccl::ncclComm_t comm, Owner owner);
-  static Status refused(const char* what);
 
   // What a call came to, once NCCL is done taking it.
   Status taken(nccl::ncclResult_t result, const char* what) const;

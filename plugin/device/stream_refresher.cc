@@ -19,7 +19,7 @@ constexpr std::chrono::microseconds kAskAgain{50};
 }  // namespace
 
 StreamRefresher::StreamRefresher(std::shared_ptr<CudaDevice> device,
-                                 std::shared_ptr<NcclCommunicator> communicator)
+                                 std::shared_ptr<Communicator> communicator)
     : device_(std::move(device)), communicator_(std::move(communicator)), owner_(::getpid()) {}
 
 bool StreamRefresher::in_owner_process() const { return ::getpid() == owner_; }

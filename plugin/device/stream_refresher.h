@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "plugin/device/cuda_module.h"
-#include "plugin/device/nccl_communicator.h"
 #include "plugin/masked/refresher.h"
 
 namespace scape::plugin {
@@ -22,11 +21,10 @@ namespace scape::plugin {
 // One thread at a time, as NCCL demands it.
 class StreamRefresher final : public Refresher {
  public:
-  StreamRefresher(std::shared_ptr<CudaDevice> device,
-                  std::shared_ptr<NcclCommunicator> communicator);
+  StreamRefresher(std::shared_ptr<CudaDevice> device, std::shared_ptr<Communicator> communicator);
 
   bool in_owner_process() const override;
-  // ncclCommSplit uses the communicator in the background.
+  // Its making may use the communicator in the background.
   bool communicator_is_free() const override { return !side_work_ || side_work_->done(); }
   uint64_t take_turn() override { return next_turn_++; }
   bool is_turn(uint64_t turn) const override { return turn_ == turn && communicator_is_free(); }
@@ -59,7 +57,7 @@ class StreamRefresher final : public Refresher {
   void fail(const Status& why);
 
   const std::shared_ptr<CudaDevice> device_;
-  const std::shared_ptr<NcclCommunicator> communicator_;
+  const std::shared_ptr<Communicator> communicator_;
   const pid_t owner_;
   uint64_t next_turn_ = 0;
   uint64_t turn_ = 0;
