@@ -29,6 +29,7 @@ bool valid(const Runtime& rt, int device) {
 // as cudaError.
 int write_value(cudaStream_t stream, unsigned long long address, uint32_t value, unsigned flags) {
   return call("cuStreamWriteValue32", kAnyTime, [&](Runtime& rt, Lock&) -> cudaError_t {
+    if (!settings().memory_operations) return cudaErrorNotSupported;
     const StreamPtr found = find_stream(rt, stream);
     if (found == nullptr) return cudaErrorInvalidResourceHandle;
     if (address % sizeof value != 0 || flags > 1) return cudaErrorInvalidValue;
@@ -41,6 +42,7 @@ int write_value(cudaStream_t stream, unsigned long long address, uint32_t value,
 
 int wait_value(cudaStream_t stream, unsigned long long address, uint32_t value, unsigned flags) {
   return call("cuStreamWaitValue32", kAnyTime, [&](Runtime& rt, Lock&) -> cudaError_t {
+    if (!settings().memory_operations) return cudaErrorNotSupported;
     const StreamPtr found = find_stream(rt, stream);
     if (found == nullptr) return cudaErrorInvalidResourceHandle;
     if (address % sizeof value != 0 || flags > 3) return cudaErrorInvalidValue;

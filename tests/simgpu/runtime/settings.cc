@@ -35,6 +35,10 @@ Settings read_settings() {
     out.guard_host_access = text == "fault";
     return out.guard_host_access || text == "allow";
   });
+  take("SIMGPU_MEMORY_OPERATIONS", "on or off", &out.mistake, [&](const std::string& text) {
+    out.memory_operations = text == "on";
+    return out.memory_operations || text == "off";
+  });
   take("SIMGPU_LEAKS", "ignore, report or fail", &out.mistake, [&](const std::string& text) {
     out.leaks = text == "fail" ? Leaks::kFail : text == "report" ? Leaks::kReport : Leaks::kIgnore;
     return out.leaks != Leaks::kIgnore || text == "ignore";

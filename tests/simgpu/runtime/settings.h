@@ -20,6 +20,7 @@ struct Settings {
   uint64_t seed = 0;
   uint64_t delay_us = 2000;  // the longest that the reorder mode holds a work back
   bool guard_host_access = false;
+  bool memory_operations = true;  // whether streams can wait for memory, and write to it
   Leaks leaks = Leaks::kIgnore;
   std::vector<Failure> failures;  // of functions of the API, or "kernel": the execution of one
   std::string mistake;            // what is wrong with a variable; the runtime does not start then

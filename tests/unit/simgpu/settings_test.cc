@@ -120,6 +120,25 @@ TEST(Failures, OfAKernelBreakTheDeviceForGood) {
   EXPECT_WELL(result);
 }
 
+TEST(MemoryOperations, AreRefusedWhereTheDeviceLacksThem) {
+  const RankResult result = with({{"SIMGPU_MEMORY_OPERATIONS", "off"}}, []() -> std::string {
+    using Value = int (*)(cudaStream_t, unsigned long long, uint32_t, unsigned);
+    uint32_t* word = nullptr;
+    DEMAND(cudaMallocHost(reinterpret_cast<void**>(&word), sizeof(*word)) == cudaSuccess);
+    *word = 5;
+    for (const char* name : {"cuStreamWaitValue32", "cuStreamWriteValue32"}) {
+      Value function = nullptr;
+      DEMAND(cudaGetDriverEntryPointByVersion(name, reinterpret_cast<void**>(&function), 12000,
+                                              cudaEnableDefault, nullptr) == cudaSuccess);
+      DEMAND(function(nullptr, reinterpret_cast<uintptr_t>(word), 7, 0) == cudaErrorNotSupported);
+    }
+    DEMAND(cudaDeviceSynchronize() == cudaSuccess);
+    DEMAND(*word == 5);
+    return "";
+  });
+  EXPECT_WELL(result);
+}
+
 TEST(Settings, AMistakeIsRefused) {
   for (const auto& [name, value] : std::map<std::string, std::string>{
            {"SIMGPU_DEVICES", "17"}, {"SIMGPU_REORDER", "x"}, {"SIMGPU_FAIL", "cudaMalloc"}}) {
