@@ -177,4 +177,15 @@ Status select(cudaStream_t stream, const float* scores, size_t n, size_t k, uint
 
 Status restamp(cudaStream_t stream, uint16_t* last, size_t n, uint16_t t);
 
+// ---- words that the host writes ----
+// They are in page-locked memory, where the device reads them; 0 says that the host is not there
+// yet.
+
+// What the stream gets from now on waits for the word: for devices whose streams cannot wait for
+// memory by themselves. A thread of the device looks again and again until then.
+Status wait_for_word(cudaStream_t stream, const uint32_t* word);
+// Where the word is `bad`, all bytes of data become 0xff: a not-a-number in every type of a float.
+Status poison_where(cudaStream_t stream, const uint32_t* word, uint32_t bad, void* data,
+                    size_t bytes);
+
 }  // namespace scape::kernels::cuda

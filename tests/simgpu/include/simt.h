@@ -13,10 +13,12 @@
 #pragma once
 
 #include <bit>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <thread>
 
 namespace simgpu {
 
@@ -222,6 +224,11 @@ template <typename T>
 T __ldcg(const T* from) {
   return *from;
 }
+// Looks at memory that the host may have written since.
+template <typename T>
+T __ldcv(const T* from) {
+  return __atomic_load_n(from, __ATOMIC_ACQUIRE);
+}
 template <typename T>
 T __ldcs(const T* from) {
   return *from;
@@ -239,6 +246,8 @@ inline void __threadfence() {
 }
 inline void __threadfence_block() { __threadfence(); }
 inline void __threadfence_system() { __threadfence(); }
+
+inline void __nanosleep(unsigned ns) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }
 
 // ---- atomics, for the types that CUDA has them for ----
 
