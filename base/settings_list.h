@@ -27,8 +27,11 @@ SCAPE_SETTING_BOOL(
     "1 takes the library out of LD_PRELOAD at its first use, so that children start without it")
 SCAPE_SETTING_STRING(nccl_lib, "SCAPE_NCCL_LIB", "",
                      "path of the real libnccl.so.2; found by itself when empty")
-SCAPE_SETTING_CHOICE(transport, "SCAPE_TRANSPORT", "ucx", "ucx|ofi",
-                     "transport of host communicators: UCX, or libfabric (ofi)")
+SCAPE_SETTING_CHOICE(
+    transport, "SCAPE_TRANSPORT", "auto", "auto|ucx|ofi",
+    "transport of host communicators: UCX, or libfabric (ofi); in device mode, where it is named, "
+    "masked payloads and masks travel over it by way of the host, and auto leaves them to the real "
+    "NCCL; auto takes UCX in host mode")
 SCAPE_SETTING_CHOICE(
     net, "SCAPE_NET", "auto", "auto|ucx|ofi",
     "network library of NCCL's net plugin: UCX, libfabric (ofi), or the better for the hardware")

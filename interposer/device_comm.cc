@@ -103,7 +103,7 @@ Status DeviceComm::find_obstacle(const AllReduceCall& call, Obstacle* out) {
       communicator_ = shared();
     }
   }
-  if (channel_ == nullptr) {
+  if (!unopened_.empty()) {
     *out = {unopened_, true};
     return {};
   }
@@ -128,6 +128,32 @@ Status DeviceComm::find_obstacle(const AllReduceCall& call, Obstacle* out) {
   }
   if (overlap(call)) out->why = "sendbuff and recvbuff overlap without being equal";
   return {};
+}
+
+Status DeviceComm::settle(std::string* obstacle) {
+  SCAPE_RETURN_IF_ERROR(refused_);
+  if (unopened_.empty()) {
+    std::string why;
+    SCAPE_RETURN_IF_ERROR(channel_->settle(&why));
+    if (!why.empty()) {
+      const Status status = error(SCAPE_ERR_SYSTEM, "%s", why.c_str());
+      if (settings().required) return refused_ = status;
+      unopened_ = why;
+      say_unopened(status);
+    }
+  }
+  *obstacle = unopened_;
+  return {};
+}
+
+Status DeviceComm::all_reduce_dense(const void* send, void* recv, size_t count, ncclDataType_t type,
+                                    ncclRedOp_t op, plugin::Stream stream) {
+  const ncclResult_t result = real_.AllReduce(send, recv, count, type, op, handle_,
+                                              static_cast<cudaStream_t>(stream.handle));
+  if (result == ncclSuccess || result == ncclInProgress) return {};
+  const char* const text = real_.GetLastError(handle_);
+  return error(SCAPE_ERR_INTERNAL, "ncclAllReduce: %s: %s", real_.GetErrorString(result),
+               text != nullptr ? text : "");
 }
 
 Status DeviceComm::begin_step(void* stream, std::initializer_list<const void*> addresses,
@@ -194,9 +220,12 @@ void DeviceComm::end() {
   close();
   drop_buffers_of(*this);
   const Hold hold(mutex_);
+  {
+    // Nobody who asks for its state is the last to hold it.
+    const std::lock_guard lock(facts_mutex_);
+    communicator_.reset();
+  }
   channel_.reset();
-  const std::lock_guard lock(facts_mutex_);
-  communicator_.reset();
 }
 
 ncclResult_t DeviceComm::abort() {
@@ -222,7 +251,8 @@ void DeviceComm::set_failure(const Status& failure) {
 
 Status DeviceComm::failure() const {
   const std::lock_guard lock(facts_mutex_);
-  return failure_;
+  if (!failure_.ok() || communicator_ == nullptr) return failure_;
+  return communicator_->async_error();
 }
 
 // ---- the table ----

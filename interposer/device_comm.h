@@ -43,6 +43,14 @@ class DeviceComm final : public MaskedComm {
   Hold hold() override { return Hold(mutex_); }
   bool on_host() const override { return false; }
 
+  // Before the first masked call is launched, with hold(): what all ranks have to do together.
+  // Where *obstacle is not empty the call, and all later ones, go dense on every rank, and one line
+  // has said why.
+  Status settle(std::string* obstacle);
+  // An all-reduce by the real NCCL.
+  Status all_reduce_dense(const void* send, void* recv, size_t count, nccl::ncclDataType_t type,
+                          nccl::ncclRedOp_t op, plugin::Stream stream);
+
   // Whether the real NCCL takes calls of it now: it is made, nothing failed, nobody ended it. What
   // a masked call would do in vain is then the real NCCL's to refuse.
   bool takes_calls() const;
@@ -65,7 +73,7 @@ class DeviceComm final : public MaskedComm {
   // Aborts the communicator, in the real NCCL too, and ends this.
   nccl::ncclResult_t abort();
 
-  // What a masked call failed with, for ncclCommGetAsyncError.
+  // What a masked call failed with, or what has ended them since, for ncclCommGetAsyncError.
   void set_failure(const Status& failure);
   Status failure() const;
 
@@ -76,7 +84,8 @@ class DeviceComm final : public MaskedComm {
 
   std::recursive_mutex mutex_;  // hold()
   std::shared_ptr<plugin::DeviceChannel> channel_;
-  std::string unopened_;  // why there is none
+  std::string unopened_;  // why there is none, or none that could be used
+  Status refused_;        // the same, where SCAPE_REQUIRED makes calls fail for it
 
   mutable std::mutex facts_mutex_;                      // guards what follows
   std::shared_ptr<plugin::Communicator> communicator_;  // of the channel

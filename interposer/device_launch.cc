@@ -1,6 +1,7 @@
 #include "interposer/device_launch.h"
 
 #include <map>
+#include <string>
 #include <utility>
 
 #include "interposer/launch.h"
@@ -23,6 +24,16 @@ Status launch_one(const MaskedCall& call) {
   }
   const auto hold = call.comm->hold();
   SCAPE_RETURN_IF_ERROR(call.comm->wait_until_taken());
+  std::string obstacle;
+  if (const Status status = call.comm->settle(&obstacle); !status.ok()) {
+    call.comm->set_failure(status);
+    return status;
+  }
+  if (!obstacle.empty()) {
+    buffer.masked->note_dense(obstacle.c_str());
+    return call.comm->all_reduce_dense(call.send, call.recv, call.count, call.type, call.op,
+                                       call.stream);
+  }
   SCAPE_RETURN_IF_ERROR(claim_saved_state(buffer));
   SCAPE_RETURN_IF_ERROR(
       buffer.masked->begin_all_reduce(call.send, call.recv, call.reduction, call.stream));

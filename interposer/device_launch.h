@@ -24,6 +24,10 @@ struct MaskedCall {
   void* recv = nullptr;
   plugin::Reduction reduction;
   plugin::Stream stream;
+  // As the real NCCL has them.
+  size_t count = 0;
+  nccl::ncclDataType_t type = nccl::ncclFloat32;
+  nccl::ncclRedOp_t op = nccl::ncclSum;
   Route route;
 };
 

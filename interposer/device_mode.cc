@@ -69,6 +69,9 @@ Status route(const void* send, void* recv, size_t count, ncclDataType_t datatype
   call->recv = recv;
   call->reduction = sum.reduction;
   call->stream = {stream};
+  call->count = count;
+  call->type = datatype;
+  call->op = op;
   return route_all_reduce(call->comm,
                           {.send = send,
                            .recv = recv,
@@ -357,13 +360,13 @@ ncclResult_t comm_get_async_error(ncclComm_t comm, ncclResult_t* async_error) {
   const Entered entered;
   const ncclResult_t result = real.CommGetAsyncError(comm, async_error);
   if (!entered.outermost() || result != ncclSuccess || async_error == nullptr ||
-      *async_error != ncclSuccess) {
+      *async_error == ncclInProgress) {
     return result;
   }
   const auto known = find_device_comm(comm);
   if (known == nullptr) return result;
   if (const Status failure = known->failure(); !failure.ok()) {
-    *async_error = to_nccl(failure.code());
+    if (*async_error == ncclSuccess) *async_error = to_nccl(failure.code());
     set_last_error(failure.message().c_str());
   }
   return result;

@@ -2,8 +2,8 @@
 //
 // Dense collectives over the ranks of one communicator, asynchronous. The masked collective, the
 // host mode of the hooks and the perf programs all stand on this interface alone. Implementations:
-// HostCommunicator over a Transport, on host memory; NcclCommunicator over the real NCCL
-// (plugin/device/), on a device's.
+// HostCommunicator over a Transport, on host memory; on a device's (plugin/device/),
+// NcclCommunicator over the real NCCL, and ProxiedCommunicator over a HostCommunicator.
 #pragma once
 
 #include <cstddef>

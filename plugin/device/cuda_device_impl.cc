@@ -4,7 +4,9 @@
 #include <new>
 #include <utility>
 
+#include "kernels/cuda/cuda_ops.h"
 #include "plugin/device/cuda_engine.h"
+#include "plugin/device/cuda_relay.h"
 
 namespace scape::plugin {
 namespace {
@@ -38,6 +40,16 @@ Status CudaDeviceImpl::open() {
     SCAPE_RETURN_IF_ERROR(
         check_cuda(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking), "making a stream"));
   }
+  // Of the version that every device has, where its system lets it.
+  constexpr unsigned kSince = 12000;
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+  if (cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &found, kSince, cudaEnableDefault,
+                                       &result) != cudaSuccess) {
+    (void)cudaGetLastError();
+  } else if (result == cudaDriverEntryPointSuccess) {
+    wait_value_ = reinterpret_cast<WaitValue>(found);
+  }
   return Status::Ok();
 }
 
@@ -70,6 +82,30 @@ Status CudaDeviceImpl::make_engine(std::shared_ptr<Engine>* out) {
   } catch (const std::bad_alloc&) {
     return error(SCAPE_ERR_MEMORY, "no memory for the device side of a buffer");
   }
+}
+
+Status CudaDeviceImpl::make_relay(size_t bytes, std::unique_ptr<Relay>* out) {
+  try {
+    auto relay = std::make_unique<CudaRelay>(shared_from_this());
+    SCAPE_RETURN_IF_ERROR(relay->open(bytes));
+    *out = std::move(relay);
+    return Status::Ok();
+  } catch (const std::bad_alloc&) {
+    return error(SCAPE_ERR_MEMORY, "no memory for a way through the host");
+  }
+}
+
+Status CudaDeviceImpl::wait_for_word(cudaStream_t stream, const uint32_t* word) {
+  if (wait_value_ != nullptr) {
+    constexpr unsigned kAtLeast = 0;  // CU_STREAM_WAIT_VALUE_GEQ
+    const int result = wait_value_(stream, reinterpret_cast<uintptr_t>(word), 1, kAtLeast);
+    // The driver's errors and the runtime's have the same numbers.
+    if (result != cudaErrorNotSupported) {
+      return check_cuda(static_cast<cudaError_t>(result), "making a stream wait for memory");
+    }
+    wait_value_ = nullptr;
+  }
+  return kernels::cuda::wait_for_word(stream, word);
 }
 
 Status CudaDeviceImpl::is_capturing(Stream stream, bool* out) {

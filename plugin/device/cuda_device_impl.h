@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <initializer_list>
 #include <memory>
 #include <unordered_map>
@@ -28,10 +29,13 @@ class CudaDeviceImpl final : public CudaDevice,
   Stream side_stream() const override { return {side_}; }
   Status make_fence(std::unique_ptr<Fence>* out) override;
   Status make_engine(std::shared_ptr<Engine>* out) override;
+  Status make_relay(size_t bytes, std::unique_ptr<Relay>* out) override;
   Status is_capturing(Stream stream, bool* out) override;
   Status reaches(const void* data, bool* out) override;
 
   int ordinal() const { return ordinal_; }
+  // What `stream` gets from now on waits until *word, in page-locked memory, is not 0.
+  Status wait_for_word(cudaStream_t stream, const uint32_t* word);
   // For copies that the host waits for, apart from everybody's streams.
   cudaStream_t access_stream() const { return access_; }
 
@@ -62,8 +66,13 @@ class CudaDeviceImpl final : public CudaDevice,
   void* take_block(size_t bytes, Home home);
   void free_blocks();
 
+  // The driver's cuStreamWaitValue32, which this module does not link.
+  using WaitValue = int (*)(cudaStream_t stream, unsigned long long address, uint32_t value,
+                            unsigned flags);
+
   const int ordinal_;
   const size_t residual_chunk_;
+  WaitValue wait_value_ = nullptr;  // null where streams of this device cannot wait for memory
   cudaStream_t side_ = nullptr;
   cudaStream_t access_ = nullptr;
   cudaStream_t retire_ = nullptr;  // holds nothing but fences

@@ -25,7 +25,36 @@ class Fence {
   virtual Status passed(bool* out) = 0;
 };
 
-// One device. One thread at a time; fences and engines keep it alive.
+// A stream's way through the host: what it sends there is copied to page-locked memory, the stream
+// waits while the host has its turn, and goes on with what the host has left there. Used again and
+// again, by one transfer at a time; the host's side of it from any thread.
+class Relay {
+ public:
+  virtual ~Relay() = default;
+
+  // The page-locked memory, the host's from arrived() to release().
+  virtual std::byte* data() = 0;
+  virtual size_t capacity() const = 0;
+
+  struct Transfer {
+    const void* send = nullptr;
+    size_t send_bytes = 0;
+    size_t send_offset = 0;  // where they go to in data()
+    void* recv = nullptr;
+    size_t recv_bytes = 0;  // from the beginning of data()
+  };
+  // Enqueues the transfer and returns. Where it fails the stream waits for nothing.
+  virtual Status enqueue(Stream stream, const Transfer& transfer) = 0;
+  // Whether what was sent is there.
+  virtual Status arrived(bool* out) = 0;
+  // Ends the host's turn, once. Not `good`: the receiving buffer gets 0xff in every byte, whatever
+  // becomes of data() meanwhile.
+  virtual void release(bool good) = 0;
+  // Whether the stream has got past the transfer, so that the next one may be enqueued.
+  virtual Status over(bool* out) = 0;
+};
+
+// One device. One thread at a time; fences, engines and relays keep it alive.
 class CudaDevice {
  public:
   virtual ~CudaDevice() = default;
@@ -34,6 +63,8 @@ class CudaDevice {
   virtual Stream side_stream() const = 0;
   virtual Status make_fence(std::unique_ptr<Fence>* out) = 0;
   virtual Status make_engine(std::shared_ptr<Engine>* out) = 0;
+  // MEMORY where there is no page-locked memory left. To be destroyed when it is over().
+  virtual Status make_relay(size_t bytes, std::unique_ptr<Relay>* out) = 0;
   // As in DeviceChannel.
   virtual Status is_capturing(Stream stream, bool* out) = 0;
   virtual Status reaches(const void* data, bool* out) = 0;

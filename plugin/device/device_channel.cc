@@ -9,21 +9,28 @@
 #include "base/settings.h"
 #include "plugin/device/cuda_module.h"
 #include "plugin/device/nccl_communicator.h"
+#include "plugin/device/proxied_communicator.h"
 #include "plugin/device/stream_refresher.h"
+#include "plugin/transport/transport.h"
 
 namespace scape::plugin {
 namespace {
 
 class DeviceChannelImpl final : public DeviceChannel {
  public:
-  DeviceChannelImpl(std::shared_ptr<CudaDevice> device,
-                    const std::shared_ptr<NcclCommunicator>& communicator)
+  // `proxied` is the communicator, or null.
+  DeviceChannelImpl(std::shared_ptr<CudaDevice> device, std::shared_ptr<Communicator> communicator,
+                    std::shared_ptr<ProxiedCommunicator> proxied)
       : device_(std::move(device)),
-        communicator_(communicator),
-        refresher_(std::make_shared<StreamRefresher>(device_, communicator)) {}
+        communicator_(std::move(communicator)),
+        proxied_(std::move(proxied)),
+        refresher_(std::make_shared<StreamRefresher>(device_, communicator_)) {}
 
   const std::shared_ptr<Communicator>& communicator() const override { return communicator_; }
   const std::shared_ptr<Refresher>& refresher() const override { return refresher_; }
+  Status settle(std::string* obstacle) override {
+    return proxied_ != nullptr ? proxied_->settle(obstacle) : Status::Ok();
+  }
   Status make_engine(std::shared_ptr<Engine>* out) override { return device_->make_engine(out); }
   Status is_capturing(Stream stream, bool* out) override {
     return device_->is_capturing(stream, out);
@@ -33,6 +40,7 @@ class DeviceChannelImpl final : public DeviceChannel {
  private:
   const std::shared_ptr<CudaDevice> device_;
   const std::shared_ptr<Communicator> communicator_;
+  const std::shared_ptr<ProxiedCommunicator> proxied_;
   const std::shared_ptr<Refresher> refresher_;
 };
 
@@ -70,7 +78,12 @@ Status open_device_channel(const nccl::Functions& real, nccl::ncclComm_t comm,
       module->open_device(ordinal, static_cast<size_t>(settings().residual_chunk), &device));
   std::shared_ptr<NcclCommunicator> communicator;
   SCAPE_RETURN_IF_ERROR(NcclCommunicator::wrap(real, comm, &communicator));
-  *out = std::make_shared<DeviceChannelImpl>(std::move(device), communicator);
+  if (transport_is_named()) {
+    auto proxied = std::make_shared<ProxiedCommunicator>(device, std::move(communicator));
+    *out = std::make_shared<DeviceChannelImpl>(std::move(device), proxied, proxied);
+  } else {
+    *out = std::make_shared<DeviceChannelImpl>(std::move(device), std::move(communicator), nullptr);
+  }
   return Status::Ok();
 }
 

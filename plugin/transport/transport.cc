@@ -87,13 +87,16 @@ Status load_transport_module(std::string_view name, const TransportModule** out)
 }
 
 std::span<const std::string_view> transport_names() {
-  // In the order of SCAPE_TRANSPORT's choices.
+  // In the order of SCAPE_TRANSPORT's choices, behind auto.
   static constexpr std::string_view kNames[] = {"ucx", "ofi"};
   return kNames;
 }
 
+bool transport_is_named() { return settings().transport != 0; }
+
 std::string_view chosen_transport() {
-  return transport_names()[static_cast<size_t>(settings().transport)];
+  return transport_names()[transport_is_named() ? static_cast<size_t>(settings().transport) - 1
+                                                : 0];
 }
 
 Status make_transport(const TransportOptions& options, std::unique_ptr<Transport>* out) {

@@ -162,5 +162,7 @@ std::span<const std::string_view> transport_names();
 
 // The name of the chosen kind.
 std::string_view chosen_transport();
+// Whether it was chosen by its name.
+bool transport_is_named();
 
 }  // namespace scape::plugin

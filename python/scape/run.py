@@ -18,7 +18,7 @@ _SETTINGS = (
     ("--sparsity", "SCAPE_SPARSITY", "fraction of elements NOT sent where the program names none"),
     ("--payload", "SCAPE_PAYLOAD", "type that values travel in: fp32 or bf16"),
     ("--mode", "SCAPE_MODE", "auto, host (serve NCCL on host memory) or device"),
-    ("--transport", "SCAPE_TRANSPORT", "transport of host mode"),
+    ("--transport", "SCAPE_TRANSPORT", "transport of host communicators"),
     ("--dense-steps", "SCAPE_DENSE_STEPS", "first steps that travel dense"),
     ("--ramp-steps", "SCAPE_RAMP_STEPS", "step from which the full sparsity holds"),
     ("--ramp-sparsity", "SCAPE_RAMP_SPARSITY", "most sparsity until then"),
