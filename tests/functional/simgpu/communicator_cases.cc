@@ -2,31 +2,12 @@
 #include "tests/functional/simgpu/sim_case.h"
 
 #include <chrono>
-#include <cstdio>
-#include <fstream>
 #include <thread>
 
 namespace scape::cases {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// An id from rank 0 to another, through the case's folder.
-void hand_over(const Rank& self, const ncclUniqueId& id) {
-  const std::string path = self.folder + "/grow";
-  std::ofstream(path + ".part", std::ios::binary).write(id.internal, sizeof id.internal);
-  CHECK(std::rename((path + ".part").c_str(), path.c_str()) == 0);
-}
-ncclUniqueId handed_over(const Rank& self) {
-  const auto start = Clock::now();
-  ncclUniqueId id{};
-  for (;;) {
-    std::ifstream file(self.folder + "/grow", std::ios::binary);
-    if (file.read(id.internal, sizeof id.internal)) return id;
-    CHECK(since(start) < 30);
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-}
 
 void sum_is(ncclComm_t comm, float mine, float expected) {
   const cudaStream_t stream = make_stream();
@@ -155,7 +136,7 @@ RANKED_CASE(SIM_abort_while_a_rank_is_missing, 2) {
     CHECK(state_of(comm) == ncclSuccess);
     const auto start = Clock::now();
     NCCL(ncclCommAbort(comm));
-    CHECK(since(start) < 5);
+    CHECK(since(start) < 5 * test::kSlowdown);
     CUDA(cudaStreamSynchronize(stream));
     CHECK(ncclCommAbort(comm) == ncclInvalidArgument);
   }
@@ -163,7 +144,7 @@ RANKED_CASE(SIM_abort_while_a_rank_is_missing, 2) {
   if (self.rank == 1) {
     // The other side has heard of it.
     const auto start = Clock::now();
-    while (state_of(comm) == ncclSuccess && since(start) < 20) {
+    while (state_of(comm) == ncclSuccess && since(start) < 20 * test::kSlowdown) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     CHECK(state_of(comm) == ncclRemoteError);
@@ -180,7 +161,7 @@ RANKED_CASE(SIM_abort_of_a_making_under_way, 2) {
     CHECK(state_of(comm) == ncclInProgress);
     const auto start = Clock::now();
     NCCL(ncclCommAbort(comm));
-    CHECK(since(start) < 5);
+    CHECK(since(start) < 5 * test::kSlowdown);
   }
   self.meet("aborted");
 }

@@ -5,12 +5,15 @@
 #include "cuda_runtime_api.h"
 
 #include <chrono>
+#include <cstdio>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "tests/functional/cases/case.h"
 #include "tests/simgpu/nccl/simnccl.h"
+#include "tests/support/slowdown.h"
 
 namespace scape::cases {
 
@@ -89,8 +92,26 @@ inline int wait_until_ready(ncclComm_t comm) {
     const ncclResult_t state = state_of(comm);
     if (state == ncclSuccess) return polls;
     CHECK(state == ncclInProgress);
-    CHECK(since(start) < 60);
+    CHECK(since(start) < 60 * test::kSlowdown);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+// An id from rank 0 to another, through the case's folder.
+inline void hand_over(const Rank& self, const ncclUniqueId& id) {
+  const std::string path = self.folder + "/grow";
+  std::ofstream(path + ".part", std::ios::binary).write(id.internal, sizeof id.internal);
+  CHECK(std::rename((path + ".part").c_str(), path.c_str()) == 0);
+}
+
+inline ncclUniqueId handed_over(const Rank& self) {
+  const auto start = std::chrono::steady_clock::now();
+  ncclUniqueId id{};
+  for (;;) {
+    std::ifstream file(self.folder + "/grow", std::ios::binary);
+    if (file.read(id.internal, sizeof id.internal)) return id;
+    CHECK(since(start) < 30 * test::kSlowdown);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
 }
 
