@@ -482,8 +482,8 @@ void scores() {
       out(n, shape.offset);
   const Array<uint16_t> device_last(last, shape.offset);
   const Array<NonfiniteFlag> flag(1);
-  runs(score(nullptr, device_m.data(), device_last.data(), device_residual.data(), n,
-             params.device(), 2, out.data(), flag.data()));
+  runs(score(nullptr, device_m.data(), device_last.data(), device_residual.data(),
+             device_residual.data(), n, params.device(), 2, out.data(), flag.data()));
   const size_t cleared = reference().score(m.data(), last.data(), residual.data(), n, params.host(),
                                            2, expected.data());
   expect("score", expected, out.get());

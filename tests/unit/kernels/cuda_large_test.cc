@@ -283,8 +283,8 @@ TEST_P(CudaLarge, Steps) {
   residual.put(held, kEnd);
   NonfiniteFlag flag{};
   reference().score(moments.data(), stamps.data(), held.data(), kBoth, step.params, 1, outs.data());
-  ASSERT_RUNS(score(kStream, m.data(), last.data(), residual.data(), n(), step.params, 1,
-                    out.data(), &flag));
+  ASSERT_RUNS(score(kStream, m.data(), last.data(), residual.data(), residual.data(), n(),
+                    step.params, 1, out.data(), &flag));
   expect_ends(outs, out, "scores");
   expect_ends(held, residual, "residual after the score");
   EXPECT_EQ(flag.cleared, 2u);
