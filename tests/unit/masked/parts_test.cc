@@ -374,20 +374,21 @@ TEST_F(SavedState, IsRefusedElsewhereThanWhereItWasSaved) {
   expect_refused({other, kCount, 0, 2}, saved_, "role");
   other = config_;
   other.sparsity = 0.9;
-  expect_refused({other, kCount, 0, 2}, saved_, "schedule");
+  expect_refused({other, kCount, 0, 2}, saved_,
+                 "with 32 masked elements in rank 0's part, but its options here want 6");
 }
 
 TEST_F(SavedState, IsRefusedWhereTheScheduleSendsItsNextStepOtherwise) {
   BufferConfig longer = config_;
   longer.dense_steps = 20;
-  expect_refused({longer, kCount, 0, 2}, saved_, "masked, but here it is dense");
+  expect_refused({longer, kCount, 0, 2}, saved_, "with a mask, but its options here want none");
 
   state_.next.clear();
   std::vector<std::byte> dense;
   save_state({longer, kCount, 0, 2}, state_, residual_.data(), {}, &dense);
   BufferState out(*engine_);
   EXPECT_TRUE(load_state({longer, kCount, 0, 2}, dense.data(), dense.size(), &out).ok());
-  expect_refused(owner(), dense, "dense, but here it is masked");
+  expect_refused(owner(), dense, "with no mask, but its options here want one");
 }
 
 }  // namespace
