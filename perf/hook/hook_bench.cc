@@ -6,18 +6,20 @@
 // First over a stub, which does next to nothing for an in-place call, then in another process over
 // the real NCCL. That takes no collective without a GPU; what it does take is a group with nothing
 // in it, and a call that it refuses, which the hook looks at as at any other. Both variants of a
-// call take turns; a figure is the least of many turns, so that other work on the machine only
-// makes it take longer. Exit status: 0; 1 where the hook costs 200 ns or more; 2 a bad option; 3 a
-// library or a call failed.
+// call take turns in no order; a figure is the least of many turns, so that other work on the
+// machine only makes it take longer. Exit status: 0; 1 where the hook costs 200 ns or more; 2 a bad
+// option; 3 a library or a call failed.
+#include <benchmark/benchmark.h>
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "nccl/api.h"
@@ -28,11 +30,10 @@
 namespace {
 
 using namespace scape::nccl;
-using Clock = std::chrono::steady_clock;
 
 constexpr double kLimit = 200;  // ns
-constexpr int kTurns = 200;
-constexpr int kCalls = 500;  // a turn
+constexpr int kTurns = 40;
+constexpr double kTurn = 1e-3;  // s, at least
 constexpr char kBehind[] = "SCAPE_HOOK_BENCH_BEHIND";
 
 [[noreturn]] void fail(const char* what) {
@@ -88,29 +89,65 @@ ncclResult_t group_of_one(const Calls& calls) {
   return calls.group_end();
 }
 
-double turn_ns(const Calls& calls, ncclResult_t (*call)(const Calls&), ncclResult_t expected) {
-  bool wrong = false;
-  const auto begin = Clock::now();
-  for (int i = 0; i < kCalls; ++i) wrong |= call(calls) != expected;
-  const std::chrono::duration<double, std::nano> taken = Clock::now() - begin;
-  if (wrong) fail("a call did not end as it should; is that a real NCCL?");
-  return taken.count() / kCalls;
-}
+// The calls to be timed, and what came of it.
+class Table final : public benchmark::BenchmarkReporter {
+ public:
+  Table(const char* behind, const Library& straight, const Library& scape)
+      : behind_(behind), direct_(straight), hooked_(scape) {}
 
-// Prints the row; whether the hook costs little enough.
-bool row(const char* behind, const char* what, ncclResult_t (*call)(const Calls&),
-         const Calls& direct, const Calls& hooked, ncclResult_t expected = ncclSuccess) {
-  double straight = 1e30, through = 1e30;
-  for (int turn = 0; turn < kTurns; ++turn) {
-    straight = std::min(straight, turn_ns(direct, call, expected));
-    through = std::min(through, turn_ns(hooked, call, expected));
+  void add(const char* what, ncclResult_t (*call)(const Calls&), ncclResult_t expected) {
+    rows_.push_back(what);
+    for (const bool hook : {false, true}) {
+      const Calls* const calls = hook ? &hooked_ : &direct_;
+      benchmark::RegisterBenchmark(name_of(what, hook).c_str(),
+                                   [=](benchmark::State& state) {
+                                     bool wrong = false;
+                                     for (auto _ : state) wrong |= call(*calls) != expected;
+                                     if (wrong) fail("a call did not end as it should");
+                                   })
+          ->Repetitions(kTurns)
+          ->MinTime(kTurn);
+    }
   }
-  const double cost = through - straight;
-  std::printf("%-10s %-32s %10.1f %10.1f %+10.1f%s\n", behind, what, straight, through, cost,
-              cost < kLimit ? "" : "  too much");
-  std::fflush(stdout);
-  return cost < kLimit;
-}
+
+  // Times those that were added, prints a row of each, and returns whether the hook costs little
+  // enough.
+  bool run() {
+    benchmark::RunSpecifiedBenchmarks(this);
+    benchmark::ClearRegisteredBenchmarks();
+    bool well = true;
+    for (const std::string& what : rows_) {
+      const double straight = least_.at(name_of(what, false)),
+                   through = least_.at(name_of(what, true));
+      const double cost = through - straight;
+      std::printf("%-10s %-32s %10.1f %10.1f %+10.1f%s\n", behind_, what.c_str(), straight, through,
+                  cost, cost < kLimit ? "" : "  too much");
+      well &= cost < kLimit;
+    }
+    std::fflush(stdout);
+    rows_.clear();
+    return well;
+  }
+
+ private:
+  static std::string name_of(const std::string& what, bool hook) {
+    return what + (hook ? ", hooked" : ", direct");
+  }
+  bool ReportContext(const Context&) override { return true; }
+  void ReportRuns(const std::vector<Run>& runs) override {
+    for (const Run& run : runs) {
+      if (run.run_type != Run::RT_Iteration) continue;
+      const double ns = run.real_accumulated_time * 1e9 / static_cast<double>(run.iterations);
+      const auto [found, is_new] = least_.emplace(run.run_name.function_name, ns);
+      if (!is_new) found->second = std::min(found->second, ns);
+    }
+  }
+
+  const char* const behind_;
+  const Calls direct_, hooked_;
+  std::vector<std::string> rows_;
+  std::map<std::string, double> least_;
+};
 
 // Buffers all around the one that is reduced, some of its size.
 void register_others(const Library& scape) {
@@ -129,24 +166,25 @@ void register_others(const Library& scape) {
 
 bool over_stub(const Library& scape) {
   const Library stub(STUB_NCCL);
-  const Calls direct(stub), hooked(scape);
-  bool well = row("stub", "ncclAllReduce", reduce, direct, hooked);
-  well &= row("stub", "ncclAllGather", gather, direct, hooked);
-  well &= row("stub", "group of one ncclAllReduce", group_of_one, direct, hooked);
+  Table table("stub", stub, scape);
+  table.add("ncclAllReduce", reduce, ncclSuccess);
+  table.add("ncclAllGather", gather, ncclSuccess);
+  table.add("group of one ncclAllReduce", group_of_one, ncclSuccess);
+  const bool well = table.run();
   register_others(scape);
-  well &= row("stub", "ncclAllReduce, 64 registrations", reduce, direct, hooked);
-  return well;
+  table.add("ncclAllReduce, 64 registrations", reduce, ncclSuccess);
+  return table.run() && well;
 }
 
 bool over_real(const Library& scape, const char* path) {
   const Library real(path);
-  const Calls direct(real), hooked(scape);
-  bool well = row("real NCCL", "empty group", empty_group, direct, hooked);
-  well &= row("real NCCL", "ncclAllReduce, refused", reduce, direct, hooked, ncclInvalidArgument);
+  Table table("real NCCL", real, scape);
+  table.add("empty group", empty_group, ncclSuccess);
+  table.add("ncclAllReduce, refused", reduce, ncclInvalidArgument);
+  const bool well = table.run();
   register_others(scape);
-  well &=
-      row("real NCCL", "refused, 64 registrations", reduce, direct, hooked, ncclInvalidArgument);
-  return well;
+  table.add("refused, 64 registrations", reduce, ncclInvalidArgument);
+  return table.run() && well;
 }
 
 // A process has one NCCL behind the hook.
@@ -176,6 +214,10 @@ int main(int argc, char** argv) {
     ::setenv("SCAPE_MODE", "device", 1);
     ::setenv("SCAPE_NCCL_LIB", real ? path : STUB_NCCL, 1);
     ::setenv("SCAPE_LOG", "none", 1);
+    char program[] = "scape_hook_bench", interleaved[] = "--benchmark_enable_random_interleaving";
+    char* arguments[] = {program, interleaved, nullptr};
+    int count = 2;
+    benchmark::Initialize(&count, arguments);
     const Library scape(SCAPE_NCCL);
     return (real ? over_real(scape, path) : over_stub(scape)) ? 0 : 1;
   }
