@@ -69,6 +69,10 @@ int DeviceComm::size() const {
 
 bool DeviceComm::takes_calls() const {
   if (closed_.load(std::memory_order_relaxed)) return false;
+  {
+    const std::lock_guard lock(facts_mutex_);
+    if (!refused_masked_.ok()) return true;  // find_obstacle() says no
+  }
   ncclResult_t state = ncclInternalError;
   return real_.CommGetAsyncError(handle_, &state) == ncclSuccess && state == ncclSuccess;
 }
@@ -92,6 +96,10 @@ Status DeviceComm::wait_until_taken() const {
 // ---- before calls and steps ----
 
 Status DeviceComm::find_obstacle(const AllReduceCall& call, Obstacle* out) {
+  {
+    const std::lock_guard lock(facts_mutex_);
+    SCAPE_RETURN_IF_ERROR(refused_masked_);
+  }
   const Hold hold(mutex_);
   if (channel_ == nullptr && unopened_.empty()) {
     if (Status status = plugin::open_device_channel(real_, handle_, &channel_); !status.ok()) {
@@ -101,6 +109,7 @@ Status DeviceComm::find_obstacle(const AllReduceCall& call, Obstacle* out) {
     } else {
       const std::lock_guard lock(facts_mutex_);
       communicator_ = shared();
+      SCAPE_RETURN_IF_ERROR(refused_masked_);  // meanwhile
     }
   }
   if (!unopened_.empty()) {
@@ -208,9 +217,14 @@ bool DeviceComm::find_op(ncclRedOp_t op, plugin::DataType type, PremulSum* out) 
 
 void DeviceComm::interrupt(const Status& why) {
   close();
+  refuse_masked(why);
+}
+
+void DeviceComm::refuse_masked(const Status& why) {
   std::shared_ptr<plugin::Communicator> communicator;
   {
     const std::lock_guard lock(facts_mutex_);
+    if (refused_masked_.ok()) refused_masked_ = why;
     communicator = communicator_;
   }
   if (communicator != nullptr) communicator->abort(why);

@@ -52,7 +52,8 @@ class DeviceComm final : public MaskedComm {
                           nccl::ncclRedOp_t op, plugin::Stream stream);
 
   // Whether the real NCCL takes calls of it now: it is made, nothing failed, nobody ended it. What
-  // a masked call would do in vain is then the real NCCL's to refuse.
+  // a masked call would do in vain is then the real NCCL's to refuse, unless refuse_masked() was
+  // told why.
   bool takes_calls() const;
   // Waits until the real NCCL has taken what a non-blocking communicator was given before.
   Status wait_until_taken() const;
@@ -65,8 +66,10 @@ class DeviceComm final : public MaskedComm {
 
   // No masked call from now on: the communicator is finalized, or about to end.
   void close() { closed_.store(true, std::memory_order_relaxed); }
-  // The same, and calls of other threads on it return `why`, as do all later ones.
+  // The same, and masked calls of other threads return `why`.
   void interrupt(const Status& why);
+  // Of masked calls alone: the real NCCL goes on taking what is none, as after an aborting shrink.
+  void refuse_masked(const Status& why);
   // Drops its buffers and its channel, before the real NCCL destroys the communicator. Waits for
   // the end of the side channel, in which all ranks take part, unless it was interrupted.
   void end();
@@ -91,6 +94,7 @@ class DeviceComm final : public MaskedComm {
   std::shared_ptr<plugin::Communicator> communicator_;  // of the channel
   std::map<int, PremulSum> ops_;
   Status failure_;
+  Status refused_masked_;
 };
 
 // Puts a communicator that the real NCCL just made into the table. One of the same handle that is

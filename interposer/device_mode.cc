@@ -291,7 +291,9 @@ ncclResult_t comm_shrink(ncclComm_t comm, int* excluded, int excluded_count, ncc
   return make_comms(newcomm, 1, [&] {
     if (const auto known = find_device_comm(comm); known != nullptr && flags == kShrinkAbort) {
       end_comm("ncclCommShrink", [&] {
-        known->interrupt(error(SCAPE_ERR_REMOTE, "the communicator was aborted by a shrink of it"));
+        known->refuse_masked(error(SCAPE_ERR_REMOTE,
+                                   "the communicator was aborted by a shrink of it; call on the "
+                                   "new one"));
       });
     }
     return real.CommShrink(comm, excluded, excluded_count, newcomm, config, flags);
