@@ -91,19 +91,22 @@ class Training {
 class Gate {
  public:
   explicit Gate(Stream stream) {
+    // The stream's own, since it may look once more when this is gone.
+    auto* const state = new std::shared_ptr<std::atomic<bool>>(open_);
     EXPECT_EQ(cudaLaunchHostFunc(
                   static_cast<cudaStream_t>(stream.handle),
-                  [](void* open) {
-                    while (!*static_cast<std::atomic<bool>*>(open))
-                      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                  [](void* argument) {
+                    const std::unique_ptr<std::shared_ptr<std::atomic<bool>>> open(
+                        static_cast<std::shared_ptr<std::atomic<bool>>*>(argument));
+                    while (!**open) std::this_thread::sleep_for(std::chrono::milliseconds(1));
                   },
-                  &open_),
+                  state),
               cudaSuccess);
   }
-  void open() { open_ = true; }
+  void open() { *open_ = true; }
 
  private:
-  std::atomic<bool> open_{false};
+  const std::shared_ptr<std::atomic<bool>> open_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 #define EXPECT_OK(expression)                                 \
