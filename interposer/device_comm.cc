@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/settings.h"
+#include "base/thread.h"
 #include "interposer/buffers.h"
 #include "interposer/device_launch.h"
 
@@ -215,19 +216,25 @@ bool DeviceComm::find_op(ncclRedOp_t op, plugin::DataType type, PremulSum* out) 
 
 // ---- the end ----
 
-void DeviceComm::interrupt(const Status& why) {
+void DeviceComm::interrupt(const Status& why, const std::function<void()>& end_real) {
   close();
-  refuse_masked(why);
+  refuse_masked(why, end_real);
 }
 
-void DeviceComm::refuse_masked(const Status& why) {
+void DeviceComm::refuse_masked(const Status& why, const std::function<void()>& end_real) {
   std::shared_ptr<plugin::Communicator> communicator;
   {
     const std::lock_guard lock(facts_mutex_);
     if (refused_masked_.ok()) refused_masked_ = why;
     communicator = communicator_;
   }
-  if (communicator != nullptr) communicator->abort(why);
+  std::thread side;
+  if (communicator != nullptr &&
+      !start_thread("the end of a side channel", &side, [&] { communicator->abort(why); }).ok()) {
+    communicator->abort(why);
+  }
+  end_real();
+  if (side.joinable()) side.join();
 }
 
 void DeviceComm::end() {
@@ -243,17 +250,18 @@ void DeviceComm::end() {
 }
 
 ncclResult_t DeviceComm::abort() {
-  interrupt(error(SCAPE_ERR_REMOTE, "the communicator was aborted"));
-  // A call of another thread leaves the communicator now, but for one that is inside the real NCCL,
-  // which the abort there ends.
-  Hold hold(mutex_, std::try_to_lock);
-  const auto limit = std::chrono::steady_clock::now() + kLeave;
-  while (!hold.owns_lock() && std::chrono::steady_clock::now() < limit) {
-    std::this_thread::sleep_for(kTryAgain);
-    (void)hold.try_lock();
-  }
-  const ncclResult_t result = real_.CommAbort(handle_);
-  if (hold.owns_lock()) hold.unlock();
+  ncclResult_t result = ncclInternalError;
+  interrupt(error(SCAPE_ERR_REMOTE, "the communicator was aborted"), [&] {
+    // A call of another thread leaves the communicator now, but for one that is inside the real
+    // NCCL, which the abort there ends.
+    Hold hold(mutex_, std::try_to_lock);
+    const auto limit = std::chrono::steady_clock::now() + kLeave;
+    while (!hold.owns_lock() && std::chrono::steady_clock::now() < limit) {
+      std::this_thread::sleep_for(kTryAgain);
+      (void)hold.try_lock();
+    }
+    result = real_.CommAbort(handle_);
+  });
   end();
   return result;
 }
@@ -281,7 +289,7 @@ void add_device_comm(const Functions& real, ncclComm_t handle) {
     unseen = std::move(comm);
   }
   if (unseen == nullptr) return;
-  unseen->interrupt(error(SCAPE_ERR_USAGE, "the communicator has ended"));
+  unseen->interrupt(error(SCAPE_ERR_USAGE, "the communicator has ended"), [] {});
   unseen->end();
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -66,10 +67,12 @@ class DeviceComm final : public MaskedComm {
 
   // No masked call from now on: the communicator is finalized, or about to end.
   void close() { closed_.store(true, std::memory_order_relaxed); }
-  // The same, and masked calls of other threads return `why`.
-  void interrupt(const Status& why);
+  // The same, and masked calls of other threads return `why`. `end_real` ends in the real NCCL what
+  // is under way; it runs beside the abort of the side channel, whose work may stand behind the
+  // callers' streams, and so behind what only the real NCCL can end.
+  void interrupt(const Status& why, const std::function<void()>& end_real);
   // Of masked calls alone: the real NCCL goes on taking what is none, as after an aborting shrink.
-  void refuse_masked(const Status& why);
+  void refuse_masked(const Status& why, const std::function<void()>& end_real);
   // Drops its buffers and its channel, before the real NCCL destroys the communicator. Waits for
   // the end of the side channel, in which all ranks take part, unless it was interrupted.
   void end();

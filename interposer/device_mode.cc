@@ -1,6 +1,7 @@
 #include "interposer/device_mode.h"
 
 #include <cstring>
+#include <optional>
 
 #include "base/log.h"
 #include "base/settings.h"
@@ -288,15 +289,20 @@ void end_comm(const char* function, End&& end) {
 
 ncclResult_t comm_shrink(ncclComm_t comm, int* excluded, int excluded_count, ncclComm_t* newcomm,
                          ncclConfig_t* config, int flags) {
+  const auto shrink = [&] {
+    return real.CommShrink(comm, excluded, excluded_count, newcomm, config, flags);
+  };
   return make_comms(newcomm, 1, [&] {
+    std::optional<ncclResult_t> result;
     if (const auto known = find_device_comm(comm); known != nullptr && flags == kShrinkAbort) {
       end_comm("ncclCommShrink", [&] {
         known->refuse_masked(error(SCAPE_ERR_REMOTE,
                                    "the communicator was aborted by a shrink of it; call on the "
-                                   "new one"));
+                                   "new one"),
+                             [&] { result = shrink(); });
       });
     }
-    return real.CommShrink(comm, excluded, excluded_count, newcomm, config, flags);
+    return result.has_value() ? *result : shrink();
   });
 }
 
@@ -347,14 +353,15 @@ ncclResult_t comm_abort(ncclComm_t comm) {
 
 ncclResult_t comm_revoke(ncclComm_t comm, int flags) {
   const Entered entered;
-  if (entered.outermost()) {
+  const auto revoke = [&] { return real.CommRevoke(comm, flags); };
+  std::optional<ncclResult_t> result;
+  if (const auto known = entered.outermost() ? find_device_comm(comm) : nullptr; known != nullptr) {
     end_comm("ncclCommRevoke", [&] {
-      const auto known = find_device_comm(comm);
-      if (known != nullptr)
-        known->interrupt(error(SCAPE_ERR_REMOTE, "the communicator was revoked"));
+      known->interrupt(error(SCAPE_ERR_REMOTE, "the communicator was revoked"),
+                       [&] { result = revoke(); });
     });
   }
-  return real.CommRevoke(comm, flags);
+  return result.has_value() ? *result : revoke();
 }
 
 // What ended masked calls is the communicator's error, too.

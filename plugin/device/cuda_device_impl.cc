@@ -56,7 +56,6 @@ Status CudaDeviceImpl::open() {
 CudaDeviceImpl::~CudaDeviceImpl() {
   const DeviceScope scope(ordinal_);
   for (const Block& block : retired_) free(block);
-  for (const Block& block : staging_) free(block);
   for (cudaStream_t stream : {side_, access_, retire_}) {
     if (stream != nullptr) (void)cudaStreamDestroy(stream);
   }
@@ -237,33 +236,6 @@ Status CudaDeviceImpl::chunk_pipe(ChunkPipe** out) {
   }
   *out = chunk_pipe_.get();
   return Status::Ok();
-}
-
-void* CudaDeviceImpl::allocate_staging(size_t bytes) {
-  const DeviceScope scope(ordinal_);
-  try {
-    const auto found = std::find_if(staging_.begin(), staging_.end(),
-                                    [&](const Block& block) { return block.bytes == bytes; });
-    if (found != staging_.end()) {
-      void* const memory = found->memory;
-      staging_.erase(found);
-      return memory;
-    }
-    void* memory = nullptr;
-    if (cudaHostAlloc(&memory, bytes, cudaHostAllocDefault) == cudaSuccess) return memory;
-    (void)cudaGetLastError();
-  } catch (const std::bad_alloc&) {
-  }
-  return nullptr;
-}
-
-void CudaDeviceImpl::release_staging(void* memory, size_t bytes) {
-  try {
-    staging_.push_back({memory, bytes, Home::kHost, nullptr});
-  } catch (const std::bad_alloc&) {
-    const DeviceScope scope(ordinal_);
-    (void)cudaFreeHost(memory);
-  }
 }
 
 }  // namespace scape::plugin

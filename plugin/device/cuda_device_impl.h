@@ -47,9 +47,6 @@ class CudaDeviceImpl final : public CudaDevice,
   void release(void* memory, std::initializer_list<Event*> users);
   // The way to arrays whose home is the host, for all engines; made at the first of them.
   Status chunk_pipe(ChunkPipe** out);
-  // Page-locked memory for copies that nobody waits for.
-  void* allocate_staging(size_t bytes);
-  void release_staging(void* memory, size_t bytes);
 
  private:
   struct Block {
@@ -79,7 +76,6 @@ class CudaDeviceImpl final : public CudaDevice,
   std::unordered_map<void*, Used> used_;
   std::vector<Block> retired_;
   std::vector<std::unique_ptr<Event>> events_;  // of retired blocks that serve again
-  std::vector<Block> staging_;
   std::unique_ptr<ChunkPipe> chunk_pipe_;
 };
 

@@ -83,9 +83,7 @@ CudaEngine::~CudaEngine() {
     release(memory, 0);
   }
   const auto drop = [&](Slot& slot) {
-    if (slot.memory == nullptr) return;
-    if (slot.under_way) (void)slot.copied->wait();
-    device_->release_staging(slot.memory, slot.bytes);
+    if (slot.memory != nullptr) device_->release(slot.memory, {slot.copied.get()});
   };
   drop(powers_slot_);
   for (Slot& slot : decay_slots_) drop(slot);
@@ -189,10 +187,12 @@ void CudaEngine::copy_out(Stream stream, void* host, const void* memory, size_t 
   transfer(stream, host, memory, bytes);
 }
 
-void* CudaEngine::allocate_staging(size_t bytes) { return device_->allocate_staging(bytes); }
+void* CudaEngine::allocate_staging(size_t bytes) { return device_->allocate(bytes, Home::kHost); }
 
-void CudaEngine::release_staging(void* memory, size_t bytes) {
-  device_->release_staging(memory, bytes);
+void CudaEngine::release_staging(void* memory, size_t) {
+  if (memory == nullptr) return;
+  if (in_call_) (void)owners_.mark(stream_);
+  device_->release(memory, {&owners_});
 }
 
 void CudaEngine::copy(Stream stream, void* to, const void* from, size_t bytes) {
@@ -216,11 +216,13 @@ void* CudaEngine::scratch(size_t bytes) {
 Status CudaEngine::make_slot(size_t bytes, Slot* out) {
   if (out->memory != nullptr) return Status::Ok();
   out->copied = std::make_unique<Event>(device_->ordinal());
-  out->memory = device_->allocate_staging(bytes);
-  out->bytes = bytes;
+  out->memory = device_->allocate(bytes, Home::kHost);
   if (out->memory == nullptr || !out->copied->valid()) {
-    return error(SCAPE_ERR_MEMORY, "no page-locked memory (%zu bytes) or no event could be had",
-                 bytes);
+    return error(
+        SCAPE_ERR_MEMORY,
+        "no page-locked memory (%zu bytes) or no event could be had; register less, or free "
+        "some",
+        bytes);
   }
   return Status::Ok();
 }

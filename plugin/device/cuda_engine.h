@@ -99,7 +99,6 @@ class CudaEngine final : public Engine {
   // A part of page-locked memory that copies read from or write to, one after another.
   struct Slot {
     void* memory = nullptr;
-    size_t bytes = 0;
     std::unique_ptr<Event> copied;
     bool under_way = false;
   };

@@ -13,7 +13,7 @@ Status CudaRelay::open(size_t bytes) {
   if (!arrived_.valid() || !over_.valid()) {
     return error(SCAPE_ERR_INTERNAL, "CUDA: no event could be made");
   }
-  memory_ = static_cast<std::byte*>(device_->allocate_staging(kBefore + bytes));
+  memory_ = static_cast<std::byte*>(device_->allocate(kBefore + bytes, Home::kHost));
   if (memory_ == nullptr) {
     return error(SCAPE_ERR_MEMORY,
                  "no page-locked memory for a payload of %zu bytes; register less, or free some",
@@ -24,7 +24,7 @@ Status CudaRelay::open(size_t bytes) {
 }
 
 CudaRelay::~CudaRelay() {
-  if (memory_ != nullptr) device_->release_staging(memory_, kBefore + capacity_);
+  if (memory_ != nullptr) device_->release(memory_, {&over_});
 }
 
 Status CudaRelay::enqueue(Stream stream, const Transfer& transfer) {

@@ -76,6 +76,12 @@ HostProxy::~HostProxy() {
 
 bool HostProxy::in_owner_process() const { return ::getpid() == owner_; }
 
+// The other ranks read it, too.
+Status HostProxy::of_this_rank(const Status& failure) const {
+  if (failure.ok()) return failure;
+  return error(failure.code(), "rank %d: %s", main().rank(), failure.message().c_str());
+}
+
 // ---- for the callers ----
 
 Status HostProxy::take_relay(size_t bytes, std::unique_ptr<Relay>* out) {
@@ -86,7 +92,7 @@ Status HostProxy::take_relay(size_t bytes, std::unique_ptr<Relay>* out) {
       const size_t capacity = (*it)->capacity();
       if (capacity < bytes || (best != relays_.end() && (*best)->capacity() <= capacity)) continue;
       bool over = false;
-      SCAPE_RETURN_IF_ERROR((*it)->over(&over));
+      SCAPE_RETURN_IF_ERROR(of_this_rank((*it)->over(&over)));
       if (over) best = it;
     }
     if (best != relays_.end()) {
@@ -95,7 +101,7 @@ Status HostProxy::take_relay(size_t bytes, std::unique_ptr<Relay>* out) {
       return Status::Ok();
     }
   }
-  return device_->make_relay(bytes, out);
+  return of_this_rank(device_->make_relay(bytes, out));
 }
 
 Status HostProxy::submit(Channel channel, Stream stream, const void* send, void* recv, Job job) {
@@ -106,9 +112,9 @@ Status HostProxy::submit(Channel channel, Stream stream, const void* send, void*
   const size_t before = job.gathers ? mine * static_cast<size_t>(host.rank()) : 0;
   Entry entry;
   SCAPE_RETURN_IF_ERROR(take_relay(all, &entry.relay));
-  const Status enqueued = entry.relay->enqueue(
+  const Status enqueued = of_this_rank(entry.relay->enqueue(
       stream,
-      {.send = send, .send_bytes = mine, .send_offset = before, .recv = recv, .recv_bytes = all});
+      {.send = send, .send_bytes = mine, .send_offset = before, .recv = recv, .recv_bytes = all}));
   entry.job = std::move(job);
   const std::lock_guard lock(mutex_);
   if (!enqueued.ok() || !failure_.ok()) {
@@ -227,7 +233,7 @@ Status HostProxy::start_job(Lane& lane, Entry& entry) {
 Status HostProxy::advance(Lane& lane, bool* moved) {
   while (!lane.waiting.empty()) {
     bool arrived = false;
-    SCAPE_RETURN_IF_ERROR(lane.waiting.front().relay->arrived(&arrived));
+    SCAPE_RETURN_IF_ERROR(of_this_rank(lane.waiting.front().relay->arrived(&arrived)));
     if (!arrived) break;
     lane.running.push_back(std::move(lane.waiting.front()));
     lane.waiting.pop_front();

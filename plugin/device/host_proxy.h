@@ -77,6 +77,7 @@ class HostProxy {
   HostProxy(std::shared_ptr<CudaDevice> device, std::shared_ptr<Communicator> main,
             std::shared_ptr<Communicator> side);
   bool in_owner_process() const;
+  Status of_this_rank(const Status& failure) const;
   Status take_relay(size_t bytes, std::unique_ptr<Relay>* out);
 
   // ---- the thread ----

@@ -443,10 +443,11 @@ void MaskedBufferImpl::run_out_of_memory(const char* where) {
   const std::string held_on_host =
       config_.residual == SCAPE_RESIDUAL_HOST
           ? format(
-                "; %zu bytes of it are page-locked memory of the host (SCAPE_RESIDUAL_HOST): see "
-                "what that has left, register less, or keep the residual on the device "
-                "(SCAPE_RESIDUAL=device)",
-                count_ * sizeof(float))
+                "; %zu bytes of it are page-locked memory of the host (SCAPE_RESIDUAL_HOST), and two "
+                "chunks on the way to it may take %lld bytes of the device: see what both have "
+                "left, register less, make chunks smaller (SCAPE_RESIDUAL_CHUNK), or keep the "
+                "residual on the device (SCAPE_RESIDUAL=device)",
+                count_ * sizeof(float), 2 * static_cast<long long>(settings().residual_chunk))
           : std::string();
   const Status why = error(SCAPE_ERR_MEMORY, "buffer '%s': no memory for %zu elements in %s%s",
                            config_.name.c_str(), count_, where, held_on_host.c_str());

@@ -226,6 +226,19 @@ TEST(Memory, ServesAgainBehindTheStreamThatUsedIt) {
   });
 }
 
+TEST(Memory, IsGivenBackWithoutWaitingForTheStream) {
+  run_device_ranks(2, [](const DeviceRank& rank) {
+    auto training = std::make_unique<Training>(rank, at_once(0.9));
+    EXPECT_OK(training->steps(4));
+    Gate gate(rank.stream);
+    EXPECT_OK(training->step());
+    training.reset();
+    EXPECT_EQ(cudaStreamQuery(static_cast<cudaStream_t>(rank.stream.handle)), cudaErrorNotReady);
+    gate.open();
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  });
+}
+
 // Rank 1's score is late, so that rank 0's refresh waits for it; nothing else of rank 0 does.
 TEST(Memory, ServesAgainBehindTheRefreshThatUsedIt) {
   std::barrier together(2);
