@@ -17,6 +17,8 @@ mode=run
 case ${1:-} in
   --dry-run) mode=dry; shift ;;
   --build-only) mode=build; shift ;;
+esac
+case ${1:-} in
   -*) echo "usage: perf/device_check.sh [--dry-run | --build-only] [FOLDER]" >&2; exit 2 ;;
 esac
 folder=${1:-${OUT:-$build}}
