@@ -4,6 +4,7 @@
 // First: NCCL's declarations then name the same streams.
 #include "simgpu.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -38,8 +39,8 @@ struct Comm {
 
   std::mutex mutex;  // guards what follows
   std::condition_variable changed;
-  ncclComm_t host = nullptr;  // null until it is made, and after the end
-  int jobs = 0;               // inits, splits, late launches that are under way
+  std::atomic<ncclComm_t> host = nullptr;  // null until it is made, and after the end
+  int jobs = 0;                            // inits, splits, late launches that are under way
   bool aborted = false;
   bool revoked = false;
   bool finalized = false;

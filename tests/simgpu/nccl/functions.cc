@@ -243,7 +243,7 @@ ncclResult_t CommGrow(ncclComm_t comm, int nranks, const ncclUniqueId* id, int r
     const ncclUniqueId own = with_id ? marked(*id) : ncclUniqueId{};
     return make(newcomm, made, [=](const Functions& functions, ncclComm_t* out) {
       if (parent != nullptr) drain(*parent);
-      return functions.CommGrow(parent != nullptr ? parent->host : nullptr, nranks,
+      return functions.CommGrow(parent != nullptr ? parent->host.load() : nullptr, nranks,
                                 with_id ? &own : nullptr, rank, out, nullptr);
     });
   }());
@@ -283,7 +283,7 @@ ncclResult_t CommAbort(ncclComm_t comm) {
   {
     const std::lock_guard lock(found->mutex);
     found->aborted = true;  // a job that still makes it aborts what it has made
-    std::swap(own, found->host);
+    own = found->host.exchange(nullptr);
   }
   const ncclResult_t result = own != nullptr ? from_host(host().CommAbort(own)) : ncclSuccess;
   if (!simgpu::wait(*found->order, kAbortSeconds)) {
