@@ -126,6 +126,10 @@ Status do_self_check(scape_registration registration) {
     const std::lock_guard lock(found->mutex);
     for (const auto& [from, to] : found->covered) covered += to - from;
     if (!found->reasons.empty()) reason = found->reasons.back();
+    for (const auto& buffer : found->buffers) {
+      SCAPE_RETURN_IF_ERROR(buffer->masked->failure());
+      if (reason.empty()) reason = buffer->masked->dense_reason();
+    }
   }
   const scape_stats stats = stats_of(*found);
   if (stats.fallback_calls == stats.intercepted_calls && stats.intercepted_calls > 0) {

@@ -283,7 +283,8 @@ SCAPE_FUNCTION(scape_status, scape_unregister, SCAPE_ERR_INACTIVE,
 SCAPE_FUNCTION(scape_status, scape_next, SCAPE_ERR_INACTIVE, (const char* name), (name))
 
 /* SCAPE_OK when the registration has met calls and they travel sparse (or are in their dense
- * warm-up); else USAGE or NOT_FOUND, with the reason in scape_last_error(). */
+ * warm-up); else USAGE, NOT_FOUND, or what its calls failed with, and the reason is in
+ * scape_last_error(). */
 SCAPE_FUNCTION(scape_status, scape_self_check, SCAPE_ERR_INACTIVE,
                (scape_registration registration), (registration))
 

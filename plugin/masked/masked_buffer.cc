@@ -436,6 +436,10 @@ void MaskedBufferImpl::fail(const Status& why) {
   work_.reset();
   status_ = why;
   failure_ = why;
+  {
+    std::lock_guard lock(stats_mutex_);
+    told_failure_ = why;
+  }
   phase_ = Phase::kIdle;
 }
 

@@ -68,8 +68,9 @@ Partition partition_of(size_t n, int ranks, int q);
 class Engine;     // plugin/masked/engine.h: memory and kernels of one place
 class Refresher;  // plugin/masked/refresher.h: turns and background work of one communicator
 
-// Not thread-safe, but for stats() and note_dense(): one call at a time. What travels in which
-// step, and what a skip, a flush and a load do exactly, is in docs/masked-collective.md.
+// Not thread-safe, but for stats(), note_dense(), failure() and dense_reason(): one call at a time.
+// What travels in which step, and what a skip, a flush and a load do exactly, is in
+// docs/masked-collective.md.
 //
 // The streams order what calls and steps do to device memory; in host memory all is done when they
 // return. Successive calls may name different streams where the caller orders these. What has no
@@ -118,6 +119,10 @@ class MaskedBuffer {
   // A dense call on this range that the masked path did not serve (max, int64, ...): counted, said
   // once.
   virtual void note_dense(const char* why) = 0;
+  // Why the last call that was noted was dense; empty where there was none.
+  virtual std::string dense_reason() const = 0;
+  // What has ended it for good.
+  virtual Status failure() const = 0;
 
   // Between calls, into host memory. Of an always dense buffer: all ones (zeros before the first
   // call), ages 1, residual 0; its first moment is kept in the fused role only (USAGE otherwise).

@@ -47,6 +47,8 @@ class MaskedBufferImpl final : public MaskedBuffer {
   Status clear_masked(void* buffer, Stream stream) override;
   Status flush(void* buffer, float* param, double lr, double weight_decay, Stream stream) override;
   void note_dense(const char* why) override;
+  std::string dense_reason() const override;
+  Status failure() const override;
 
   Status read_mask(uint64_t* words, size_t capacity) override;
   Status read_ages(uint16_t* ages, size_t capacity) override;
@@ -187,7 +189,8 @@ class MaskedBufferImpl final : public MaskedBuffer {
   mutable std::mutex stats_mutex_;
   scape_stats stats_{};         // but for what the engine counts
   bool overlap_known_ = false;  // stats_ has the last call's mask_overlap, else the engine
-  bool noted_dense_ = false;
+  std::string dense_reason_;
+  Status told_failure_;  // failure_, for any thread
 };
 
 }  // namespace scape::plugin

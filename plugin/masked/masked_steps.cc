@@ -153,9 +153,20 @@ void MaskedBufferImpl::note_dense(const char* why) {
     ++stats_.intercepted_calls;
     ++stats_.dense_calls;
     ++stats_.fallback_calls;
-    first = !std::exchange(noted_dense_, true);
+    first = dense_reason_.empty();
+    dense_reason_ = why;
   }
   if (first) SCAPE_WARN("buffer '%s' travels dense in this call: %s", config_.name.c_str(), why);
+}
+
+std::string MaskedBufferImpl::dense_reason() const {
+  std::lock_guard lock(stats_mutex_);
+  return dense_reason_;
+}
+
+Status MaskedBufferImpl::failure() const {
+  std::lock_guard lock(stats_mutex_);
+  return told_failure_;
 }
 
 }  // namespace scape::plugin

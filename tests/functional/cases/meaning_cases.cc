@@ -153,7 +153,8 @@ RANKED_CASE(F16_types_differ, 2) {
 RANKED_CASE(F16_sparsities_differ, 2) {
   ncclComm_t comm = self.init();
   std::vector<float> buffer(1000, 1);
-  add(buffer.data(), 1000, "ratios", self.rank == 0 ? 0.1 : 0.2);
+  const scape_registration registration =
+      add(buffer.data(), 1000, "ratios", self.rank == 0 ? 0.1 : 0.2);
   // The first call starts the comparison, the second needs its result.
   const auto start = std::chrono::steady_clock::now();
   ncclResult_t result =
@@ -165,6 +166,8 @@ RANKED_CASE(F16_sparsities_differ, 2) {
                ncclGetErrorString(result));
   CHECK(since(start) < 10);
   const std::string why = ncclGetLastError(comm);
+  CHECK(scape_self_check(registration) != SCAPE_OK);
+  CHECK_SAYING(contains(scape_last_error(), "ratios"), scape_last_error());
   CHECK_SAYING(why.find("0.9") != std::string::npos && why.find("0.8") != std::string::npos, why);
   const auto again = std::chrono::steady_clock::now();
   CHECK(ncclAllReduce(buffer.data(), buffer.data(), 1000, ncclFloat32, ncclSum, comm, nullptr) !=

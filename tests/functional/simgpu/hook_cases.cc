@@ -293,6 +293,8 @@ RANKED_CASE(DEVICE_F16_options_that_differ, 2) {
   CHECK(gradient.call(comm, stream) == ncclInvalidUsage);
   CHECK_SAYING(contains(ncclGetLastError(comm), "sparsity"), ncclGetLastError(comm));
   CHECK(gradient.call(comm, stream) == ncclInvalidUsage);
+  CHECK(scape_self_check(gradient.registration()) != SCAPE_OK);
+  CHECK_SAYING(contains(scape_last_error(), "sparsity"), scape_last_error());
   self.meet("refused");
   NCCL(ncclCommAbort(comm));
 }
