@@ -272,8 +272,9 @@ SCAPE_FUNCTION(scape_status, scape_register, scape_absent_(),
                (buffer, count, dtype, config, registration))
 
 /* Drops a registration and the state of its buffers; a line tells how much residual was dropped
- * with them. Waits for calls of its buffers in other threads, for no other rank: a refresh in
- * flight goes on without them. */
+ * with them. Waits for calls of its buffers in other threads, and in device mode for what the
+ * streams of its last calls hold; else for no other rank: a refresh in flight goes on without
+ * them. */
 SCAPE_FUNCTION(scape_status, scape_unregister, SCAPE_ERR_INACTIVE,
                (scape_registration registration), (registration))
 

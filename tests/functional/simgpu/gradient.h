@@ -4,7 +4,6 @@
 #include "tests/functional/simgpu/sim_case.h"
 
 #include <cstddef>
-#include <utility>
 #include <vector>
 
 namespace scape::cases {
@@ -14,10 +13,7 @@ class Gradient {
  public:
   Gradient(size_t count, const char* name, double kept)
       : data_(count, 0), registration_(add(data_.get(), count, name, kept)) {}
-  ~Gradient() { unregister(); }
-  void unregister() {
-    if (registration_ != nullptr) SCAPE(scape_unregister(std::exchange(registration_, nullptr)));
-  }
+  ~Gradient() { SCAPE(scape_unregister(registration_)); }
 
   float* get() const { return data_.get(); }
   size_t count() const { return data_.count(); }
@@ -36,7 +32,7 @@ class Gradient {
 
  private:
   DeviceFloats data_;
-  scape_registration registration_;
+  const scape_registration registration_;
 };
 
 // Of every rank, element by element, through the stand-in.

@@ -239,29 +239,22 @@ RANKED_CASE(DEVICE_abort_ends_a_waiting_call, 2) {
 }
 
 // The other rank does not call, so that the stream stands still, and the refresh behind it.
-RANKED_CASE(DEVICE_abort_and_unregister_beside_a_stream_that_stands_still, 2) {
-  for (const bool unregisters : {false, true}) {
-    const ncclComm_t comm = self.init();
-    const cudaStream_t stream = make_stream();
-    {
-      Gradient gradient(1000, "stuck", 0.1);
-      Balance balance(1000);
-      for (int turn = 0; turn < 4; ++turn) step(self, comm, stream, gradient, balance, turn);
-      if (self.rank == 0) NCCL(gradient.call(comm, stream));
-      const auto start = Clock::now();
-      if (!unregisters) {
-        NCCL(ncclCommAbort(comm));
-        CHECK(since(start) < 5 * test::kSlowdown);
-        CUDA(cudaStreamSynchronize(stream));
-      } else if (self.rank == 0) {
-        // No wait for the other rank.
-        gradient.unregister();
-        CHECK(cudaStreamQuery(stream) == cudaErrorNotReady);
-      }
-      self.meet(unregisters ? "unregistered" : "aborted");
-    }
-    if (unregisters) NCCL(ncclCommAbort(comm));
+RANKED_CASE(DEVICE_abort_beside_a_stream_that_stands_still, 2) {
+  const ncclComm_t comm = self.init();
+  const cudaStream_t stream = make_stream();
+  Gradient gradient(1000, "stuck", 0.1);
+  Balance balance(1000);
+  for (int turn = 0; turn < 4; ++turn) step(self, comm, stream, gradient, balance, turn);
+  self.meet("trained");
+  if (self.rank == 0) {
+    NCCL(gradient.call(comm, stream));
+    const auto start = Clock::now();
+    NCCL(ncclCommAbort(comm));
+    CHECK(since(start) < 5 * test::kSlowdown);
+    CUDA(cudaStreamSynchronize(stream));
   }
+  self.meet("aborted");
+  if (self.rank == 1) NCCL(ncclCommAbort(comm));
 }
 
 LAUNCHED_CASE(DEVICE_a_rank_that_never_answers) {
