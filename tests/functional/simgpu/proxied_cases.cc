@@ -239,6 +239,14 @@ RANK_PART(DEVICE_proxied_killed_rank) {
   CHECK(since(start) < 20 * kSlowdown);
 }
 
+// The first call of two ranks, in which they make the host communicator.
+void settle(Rank& self, ncclComm_t comm, cudaStream_t stream, Gradient& gradient) {
+  gradient.put(std::vector<float>(gradient.count(), 1));
+  NCCL(gradient.call(comm, stream));
+  CHECK(gradient.read(stream) == std::vector<float>(gradient.count(), 2));
+  self.meet("settled");
+}
+
 // A dense step's own elements are poisoned, too.
 LAUNCHED_CASE(DEVICE_proxied_time_out) {
   std::vector<Run> runs = rank_runs("DEVICE_proxied_time_out", 2);
@@ -248,42 +256,34 @@ LAUNCHED_CASE(DEVICE_proxied_time_out) {
 RANK_PART(DEVICE_proxied_time_out) {
   const ncclComm_t comm = self.init();
   const cudaStream_t stream = make_stream();
-  DeviceFloats first(100, 1), second(100, 1);
-  const scape_registration registrations[] = {add(first.get(), 100, "both", 0.1),
-                                              add(second.get(), 100, "one", 0.1)};
-  NCCL(ncclAllReduce(first.get(), first.get(), 100, ncclFloat32, ncclSum, comm, stream));
-  first.expect(stream, 2);
-  self.meet("settled");
+  Gradient first(100, "both", 0.1), second(100, "one", 0.1);
+  settle(self, comm, stream, first);
+  second.put(std::vector<float>(100, 1));
   if (self.rank == 0) {
     const auto start = Clock::now();
-    NCCL(ncclAllReduce(second.get(), second.get(), 100, ncclFloat32, ncclSum, comm, stream));
+    NCCL(second.call(comm, stream));
     CHECK(all_poisoned(second.read(stream)));
     CHECK(since(start) < 15 * kSlowdown);
     wait_for_error(comm, kSlowdown, "rank 1");
     CHECK_SAYING(contains(scape_last_error(), "SCAPE_TIMEOUT"), scape_last_error());
     // No later call is taken, of no buffer.
-    CHECK(ncclAllReduce(first.get(), first.get(), 100, ncclFloat32, ncclSum, comm, stream) !=
-          ncclSuccess);
+    CHECK(first.call(comm, stream) != ncclSuccess);
     CHECK_SAYING(contains(ncclGetLastError(comm), "rank 1"), ncclGetLastError(comm));
   }
   self.meet("over");
   NCCL(ncclCommAbort(comm));
   CHECK(progress_threads() == 0);
-  for (const scape_registration registration : registrations) SCAPE(scape_unregister(registration));
 }
 
 // Rank 1 never calls: the stream of rank 0 waits for it until the communicator is aborted.
 RANKED_CASE(DEVICE_proxied_abort_frees_the_stream, 2) {
   const ncclComm_t comm = self.init();
   const cudaStream_t stream = make_stream();
-  DeviceFloats first(100, 1), second(100, 1);
-  const scape_registration registrations[] = {add(first.get(), 100, "both", 0.1),
-                                              add(second.get(), 100, "one", 0.1)};
-  NCCL(ncclAllReduce(first.get(), first.get(), 100, ncclFloat32, ncclSum, comm, stream));
-  first.expect(stream, 2);
-  self.meet("settled");
+  Gradient first(100, "both", 0.1), second(100, "one", 0.1);
+  settle(self, comm, stream, first);
+  second.put(std::vector<float>(100, 1));
   if (self.rank == 0) {
-    NCCL(ncclAllReduce(second.get(), second.get(), 100, ncclFloat32, ncclSum, comm, stream));
+    NCCL(second.call(comm, stream));
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     CHECK(cudaStreamQuery(stream) == cudaErrorNotReady);
     (void)cudaGetLastError();
@@ -296,11 +296,10 @@ RANKED_CASE(DEVICE_proxied_abort_frees_the_stream, 2) {
   self.meet("aborted");
   if (self.rank == 1) {
     // It hears of it in its next call.
-    (void)ncclAllReduce(second.get(), second.get(), 100, ncclFloat32, ncclSum, comm, stream);
+    (void)second.call(comm, stream);
     wait_for_error(comm, 5 * kSlowdown);
     NCCL(ncclCommAbort(comm));
   }
-  for (const scape_registration registration : registrations) SCAPE(scape_unregister(registration));
 }
 
 // A device that breaks down releases everybody.
