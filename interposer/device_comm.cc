@@ -70,12 +70,10 @@ int DeviceComm::size() const {
 
 bool DeviceComm::takes_calls() const {
   if (closed_.load(std::memory_order_relaxed)) return false;
-  {
-    const std::lock_guard lock(facts_mutex_);
-    if (!refused_masked_.ok()) return true;  // find_obstacle() says no
-  }
   ncclResult_t state = ncclInternalError;
-  return real_.CommGetAsyncError(handle_, &state) == ncclSuccess && state == ncclSuccess;
+  if (real_.CommGetAsyncError(handle_, &state) == ncclSuccess && state == ncclSuccess) return true;
+  const std::lock_guard lock(facts_mutex_);
+  return !refused_masked_.ok();  // find_obstacle() says no
 }
 
 Status DeviceComm::wait_until_taken() const {

@@ -189,11 +189,7 @@ void CudaEngine::copy_out(Stream stream, void* host, const void* memory, size_t 
 
 void* CudaEngine::allocate_staging(size_t bytes) { return device_->allocate(bytes, Home::kHost); }
 
-void CudaEngine::release_staging(void* memory, size_t) {
-  if (memory == nullptr) return;
-  if (in_call_) (void)owners_.mark(stream_);
-  device_->release(memory, {&owners_});
-}
+void CudaEngine::release_staging(void* memory, size_t bytes) { release(memory, bytes); }
 
 void CudaEngine::copy(Stream stream, void* to, const void* from, size_t bytes) {
   if (bytes == 0) return;

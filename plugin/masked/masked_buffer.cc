@@ -435,10 +435,9 @@ void MaskedBufferImpl::fail(const Status& why) {
   refresh_pending_ = false;
   work_.reset();
   status_ = why;
-  failure_ = why;
   {
     std::lock_guard lock(stats_mutex_);
-    told_failure_ = why;
+    failure_ = why;
   }
   phase_ = Phase::kIdle;
 }
@@ -447,7 +446,8 @@ void MaskedBufferImpl::run_out_of_memory(const char* where) {
   const std::string held_on_host =
       config_.residual == SCAPE_RESIDUAL_HOST
           ? format(
-                "; %zu bytes of it are page-locked memory of the host (SCAPE_RESIDUAL_HOST), and two "
+                "; %zu bytes of it are page-locked memory of the host (SCAPE_RESIDUAL_HOST), and "
+                "two "
                 "chunks on the way to it may take %lld bytes of the device: see what both have "
                 "left, register less, make chunks smaller (SCAPE_RESIDUAL_CHUNK), or keep the "
                 "residual on the device (SCAPE_RESIDUAL=device)",

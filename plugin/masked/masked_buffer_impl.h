@@ -157,7 +157,7 @@ class MaskedBufferImpl final : public MaskedBuffer {
   Phase phase_ = Phase::kIdle;
   Call call_;
   Status status_;
-  Status failure_;  // ends every later call
+  Status failure_;  // ends every later call; written under stats_mutex_, for failure()
   Stream stream_;   // of the call or step under way, else of the last
   uint64_t turn_ = 0;
   bool holds_turn_ = false;
@@ -190,7 +190,6 @@ class MaskedBufferImpl final : public MaskedBuffer {
   scape_stats stats_{};         // but for what the engine counts
   bool overlap_known_ = false;  // stats_ has the last call's mask_overlap, else the engine
   std::string dense_reason_;
-  Status told_failure_;  // failure_, for any thread
 };
 
 }  // namespace scape::plugin

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <new>
-#include <utility>
 
 #include "base/clock.h"
 #include "base/fault.h"
@@ -166,7 +165,7 @@ std::string MaskedBufferImpl::dense_reason() const {
 
 Status MaskedBufferImpl::failure() const {
   std::lock_guard lock(stats_mutex_);
-  return told_failure_;
+  return failure_;
 }
 
 }  // namespace scape::plugin
