@@ -49,11 +49,11 @@ Status launch_masked(const std::vector<MaskedCall>& calls) {
   std::map<int, std::vector<const MaskedCall*>> by_device;
   for (const MaskedCall& call : calls) by_device[call.comm->device()].push_back(&call);
   std::vector<std::function<Status()>> jobs;
-  for (const auto& [device, its_calls] : by_device) {
-    jobs.push_back([&its_calls] {
+  for (const auto& of_device : by_device) {
+    jobs.push_back([&of_device] {
       const Entered entered;
       Status first_error;
-      for (const MaskedCall* call : its_calls) {
+      for (const MaskedCall* call : of_device.second) {
         const Status status = launch_one(*call);
         if (first_error.ok()) first_error = status;
       }

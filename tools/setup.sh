@@ -3,7 +3,7 @@
 #   tools/setup.sh build    Debian packages only
 #   tools/setup.sh demo     and a Python with PyTorch
 #   tools/setup.sh demo-net and what test hosts are made with
-#   tools/setup.sh test     and the NCCL wheels that the declarations are checked against, and nvcc
+#   tools/setup.sh test     and Clang, nvcc, and the NCCL wheels that the declarations are checked against
 #   tools/setup.sh fuzz     Debian packages only: clang with libFuzzer and its sanitizers
 # What is there already is left alone; nothing needs root where the packages are there.
 set -euo pipefail
@@ -22,7 +22,7 @@ case $what in
   build) ;;
   demo) packages="$packages python3 python3-venv python3-dev" ;;
   demo-net) packages="$packages python3 python3-venv python3-dev iproute2" ;;
-  test) packages="$packages python3 python3-venv python3-dev git binutils procps iproute2 libboost-context-dev qemu-user openmpi-bin libopenmpi-dev" ;;
+  test) packages="$packages python3 python3-venv python3-dev git binutils clang procps iproute2 libboost-context-dev qemu-user openmpi-bin libopenmpi-dev" ;;
   fuzz) packages="$packages python3 libboost-context-dev clang libclang-rt-14-dev llvm" ;;
   *) echo "usage: tools/setup.sh build|demo|demo-net|test|fuzz" >&2; exit 2 ;;
 esac
