@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <vector>
 
 #include "base/log.h"
 #include "base/signal_handlers.h"
@@ -15,6 +16,14 @@ std::string directory_of(const std::string& path) {
   return slash == std::string::npos ? "." : path.substr(0, slash);
 }
 
+// Without links; empty where there is nothing.
+std::string resolved(const std::string& path) {
+  char* const found = ::realpath(path.c_str(), nullptr);
+  std::string text = found != nullptr ? found : "";
+  ::free(found);
+  return text;
+}
+
 // The directory of the library (or program) that contains this code, links resolved.
 std::string own_directory() {
   Dl_info info{};
@@ -22,11 +31,8 @@ std::string own_directory() {
   if (dladdr(&anchor, &info) == 0 || info.dli_fname == nullptr) return ".";
   std::string path = info.dli_fname;
   if (path.find('/') == std::string::npos) path = "/proc/self/exe";
-  if (char* resolved = ::realpath(path.c_str(), nullptr); resolved != nullptr) {
-    path = resolved;
-    ::free(resolved);
-  }
-  return directory_of(path);
+  const std::string real = resolved(path);
+  return directory_of(real.empty() ? path : real);
 }
 
 }  // namespace
@@ -35,8 +41,12 @@ Status open_module(const std::string& name, void** handle) {
   const std::string file = "libscape_" + name + ".so";
   const std::string here = own_directory();
   // Beside the library; for a program in bin/, in the lib/ next to it.
+  std::vector<std::string> directories = {here};
+  const std::string lib = resolved(here + "/../lib");
+  if (!lib.empty() && lib != here) directories.push_back(lib);
   std::string reasons;
-  for (const std::string& path : {here + "/" + file, here + "/../lib/" + file}) {
+  for (const std::string& directory : directories) {
+    const std::string path = directory + "/" + file;
     {
       const KeepSignalHandlers handlers;
       *handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);

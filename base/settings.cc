@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <utility>
 
 namespace scape {
 namespace {
@@ -125,7 +126,7 @@ std::string environment_at_start() {
 
 struct Parsed {
   Settings values;
-  Status status;
+  Status status, problem;
   std::vector<std::string> warnings;
   std::vector<SettingRow> rows;
 
@@ -153,17 +154,18 @@ struct Parsed {
     warnings = unknown_setting_warnings(environment_at_start(), rows);
   }
 
+  // Of the row that add_row() comes to next.
   void reject(const char* name, const char* text, const std::string& range) {
-    if (!status.ok()) return;
-    status =
+    problem =
         error(SCAPE_ERR_ARGUMENT, "%s=\"%s\" is not valid: it takes %s; correct it or unset it",
               name, shown(text).c_str(), range.c_str());
   }
 
   void add_row(const char* name, const char* type, std::string range, std::string fallback,
                std::string value, const char* text, const char* help) {
+    if (status.ok()) status = problem;
     rows.push_back({name, type, std::move(range), std::move(fallback), std::move(value),
-                    text != nullptr, help});
+                    text != nullptr, std::exchange(problem, {}), help});
   }
 
   void read_choice(int* field, const char* name, const char* fallback, const char* choices,

@@ -52,6 +52,7 @@ struct SettingRow {
   std::string fallback;
   std::string value;
   bool from_environment;
+  Status problem;  // the environment's value, its range and what to do, where it was refused
   std::string help;
 };
 

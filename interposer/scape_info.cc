@@ -52,9 +52,8 @@ void print_markdown() {
 std::string origin(const SettingRow& row) {
   const char* text = row.from_environment ? std::getenv(row.name.c_str()) : nullptr;
   if (text == nullptr || row.value == text) return "";
-  // settings_status() names the first bad one; it begins with NAME="value".
-  const bool refused = scape::settings_status().message().starts_with(row.name + "=\"");
-  return scape::format(refused ? " (\"%.64s\" is REFUSED, see below)" : " (from \"%.64s\")", text);
+  return scape::format(
+      row.problem.ok() ? " (from \"%.64s\")" : " (\"%.64s\" is REFUSED, see below)", text);
 }
 
 void print_report() {
@@ -96,7 +95,8 @@ int main(int argc, char** argv) {
   print_report();
   for (const std::string& warning : scape::settings_warnings())
     std::fprintf(stderr, "warning: %s\n", warning.c_str());
-  if (scape::settings_status().ok()) return 0;
-  std::fprintf(stderr, "error: %s\n", scape::settings_status().message().c_str());
-  return 1;
+  for (const SettingRow& row : scape::settings_rows()) {
+    if (!row.problem.ok()) std::fprintf(stderr, "error: %s\n", row.problem.message().c_str());
+  }
+  return scape::settings_status().ok() ? 0 : 1;
 }

@@ -27,11 +27,13 @@ def test_files_and_arguments(tmp_path, library):
     run_cases("files,arguments", 1, tmp_path, library)
 
 
-def test_scape_info_shows_a_refused_setting(library):
+def test_scape_info_shows_refused_settings(library):
     program = os.path.join(os.path.dirname(library), "..", "bin", "scape-info")
-    environment = {**clean_environment(), "SCAPE_SPARSITY": "7", "SCAPE_ENABLE": "on"}
+    environment = {**clean_environment(), "SCAPE_SPARSITY": "7", "SCAPE_TIMEOUT": "soon", "SCAPE_ENABLE": "on"}
     result = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60)
     lines = {line.split()[1]: line for line in result.stdout.splitlines() if line[:1] == "*"}
     assert lines["SCAPE_SPARSITY"].endswith('("7" is REFUSED, see below)')
+    assert lines["SCAPE_TIMEOUT"].endswith('("soon" is REFUSED, see below)')
     assert lines["SCAPE_ENABLE"].endswith('1 (from "on")')
-    assert result.returncode == 1 and 'SCAPE_SPARSITY="7" is not valid' in result.stderr
+    assert result.returncode == 1
+    assert 'SCAPE_SPARSITY="7" is not valid' in result.stderr and 'SCAPE_TIMEOUT="soon" is not valid' in result.stderr

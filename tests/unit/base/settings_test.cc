@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <set>
@@ -78,6 +79,19 @@ TEST(Settings, BadValuesAreNamedWithTheirRange) {
   EXPECT_TRUE(in_child({{"SCAPE_RESIDUAL_CHUNK", "8191"}}, [] {
     return mentions(settings_status().message(), {"SCAPE_RESIDUAL_CHUNK", "8191", "8192 .. "});
   }));
+}
+
+TEST(Settings, EachBadValueIsInItsRow) {
+  EXPECT_TRUE(
+      in_child({{"SCAPE_SPARSITY", "2"}, {"SCAPE_MODE", "host"}, {"SCAPE_ENABLE", "no"}}, [] {
+        std::vector<std::string> refused;
+        for (const SettingRow& row : settings_rows()) {
+          if (!row.problem.ok() && mentions(row.problem.message(), {row.name + "=\"", "it takes"}))
+            refused.push_back(row.name);
+        }
+        std::sort(refused.begin(), refused.end());
+        return refused == std::vector<std::string>{"SCAPE_ENABLE", "SCAPE_SPARSITY"};
+      }));
 }
 
 TEST(Settings, CpuChoices) {
