@@ -336,11 +336,17 @@ Status find_buffer(const void* address, size_t count, std::shared_ptr<Buffer>* o
   }
   const size_t offset =
       (reinterpret_cast<uintptr_t>(address) - registration->base) / registration->element_size();
-  return error(SCAPE_ERR_NOT_FOUND,
-               "no all-reduce of %zu elements from element %zu of \"%s\" was called yet; pass the "
-               "address and "
-               "count that the collective gets",
-               count, offset, registration->name());
+  std::string dense;
+  {
+    const std::lock_guard lock(registration->mutex);
+    if (!registration->reasons.empty())
+      dense = format(" (calls on it went dense: %s)", registration->reasons.back().c_str());
+  }
+  return error(
+      SCAPE_ERR_NOT_FOUND,
+      "no all-reduce of %zu elements from element %zu of \"%s\" was masked yet%s; pass the "
+      "address and count that the collective gets",
+      count, offset, registration->name(), dense.c_str());
 }
 
 void drop_buffers_of(const MaskedComm& comm) {

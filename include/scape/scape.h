@@ -293,7 +293,9 @@ SCAPE_FUNCTION(scape_status, scape_self_check, SCAPE_ERR_INACTIVE,
 
 /* Fused role: steps 3-6 of docs/algorithm.md after the all-reduce of (buffer, count). param: count
  * fp32 elements, the same on all ranks, updated on the mask. lr and weight_decay are this step's.
- * After a skipped step it changes nothing but t. USAGE when no all-reduce preceded it. */
+ * After a skipped step it changes nothing but t. USAGE, or NOT_FOUND where it would be the buffer's
+ * first, when no masked all-reduce preceded it: one that went dense is none, and left its sum in
+ * the buffer; the reason is in scape_last_error(). */
 SCAPE_FUNCTION(scape_status, scape_adams_step, SCAPE_ERR_INACTIVE,
                (void* buffer, size_t count, float* param, double lr, double weight_decay,
                 void* stream),

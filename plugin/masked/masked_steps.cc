@@ -33,8 +33,11 @@ Status MaskedBufferImpl::adams_step(float* param, double lr, double weight_decay
   }
   if (!failure_.ok()) return failure_;
   if (phase_ != Phase::kIdle || !step_owed_) {
+    const std::string dense = dense_reason();
     return error(SCAPE_ERR_USAGE,
-                 "buffer '%s': scape_adams_step() needs an all-reduce of it before", name);
+                 "buffer '%s': scape_adams_step() needs a masked all-reduce of it before%s%s", name,
+                 dense.empty() ? "" : "; the last call that was not one went dense because ",
+                 dense.c_str());
   }
   if (param == nullptr && count_ > 0) {
     return error(SCAPE_ERR_ARGUMENT, "buffer '%s': param is null", name);

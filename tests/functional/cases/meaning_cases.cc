@@ -504,5 +504,28 @@ RANKED_CASE(F21_what_cannot_be_sparse, 2) {
   NCCL(ncclCommDestroy(comm));
 }
 
+RANKED_CASE(F21_step_after_what_cannot_be_sparse, 2) {
+  ncclComm_t comm = self.init();
+  std::vector<float> buffer(40, 1), param(40, 0);
+  scape_config config = gradient_config("fused", 0.5);
+  config.role = SCAPE_ROLE_FUSED;
+  scape_registration registration = nullptr;
+  SCAPE(scape_register(buffer.data(), 40, SCAPE_FLOAT32, &config, &registration));
+  const auto refused = [&](scape_status expected, const char* what) {
+    all_reduce(buffer, comm, ncclMax);
+    CHECK(scape_adams_step(buffer.data(), 40, param.data(), 1e-3, 0, nullptr) == expected);
+    for (const char* part : {what, "went dense", "max"})
+      CHECK_SAYING(contains(scape_last_error(), part), scape_last_error());
+  };
+  refused(SCAPE_ERR_NOT_FOUND, "was masked yet");
+  for (int step = 0; step < 3; ++step) {
+    all_reduce(buffer, comm, ncclAvg);
+    SCAPE(scape_adams_step(buffer.data(), 40, param.data(), 1e-3, 0, nullptr));
+    refused(SCAPE_ERR_USAGE, "needs a masked all-reduce of it before");
+  }
+  SCAPE(scape_unregister(registration));
+  NCCL(ncclCommDestroy(comm));
+}
+
 }  // namespace
 }  // namespace scape::cases
