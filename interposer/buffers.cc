@@ -45,14 +45,13 @@ std::string unfit(const Registration& registration, size_t byte_offset, const Al
   return "";
 }
 
-// The buffer of this call, made when it is new. An empty pointer with `why` set: it goes dense.
-Status buffer_for(Registration& registration, const std::shared_ptr<MaskedComm>& comm,
-                  const void* address, size_t offset, size_t count, const std::string& name,
-                  std::shared_ptr<Buffer>* out, std::string* why) {
-  const std::lock_guard lock(registration.mutex);
-  if (registration.dropped) return {};
+// The buffer of this call among those that calls have met; empty, with or without `why` set, where
+// there is none. The caller holds the registration's mutex.
+Status known_buffer(Registration& registration, const MaskedComm* comm, const void* address,
+                    size_t offset, size_t count, const std::string& name,
+                    std::shared_ptr<Buffer>* out, std::string* why) {
   for (const auto& buffer : registration.buffers) {
-    if (buffer->comm != comm || buffer->next_name != name) continue;
+    if (buffer->comm.get() != comm || buffer->next_name != name) continue;
     if (!name.empty()) {
       if (buffer->count != count) {
         return error(SCAPE_ERR_USAGE,
@@ -75,13 +74,47 @@ Status buffer_for(Registration& registration, const std::shared_ptr<MaskedComm>&
     *out = buffer;
     return {};
   }
+  return {};
+}
+
+// A name, an offset and a count say which buffer this is to the other ranks and in saved state.
+Status check_namesakes(const Buffer& buffer) {
+  const plugin::BufferConfig& config = buffer.masked->config();
+  for (const auto& registration : registry().all()) {
+    const std::lock_guard lock(registration->mutex);
+    for (const auto& other : registration->buffers) {
+      const plugin::BufferConfig& its = other->masked->config();
+      if (other->comm != buffer.comm || other->count != buffer.count || its.name != config.name ||
+          its.offset != config.offset) {
+        continue;
+      }
+      return error(SCAPE_ERR_USAGE,
+                   "the buffers at %p and %p are both called \"%s\" and have %zu elements: neither "
+                   "other ranks nor a saved state could tell them apart; give each a name of its "
+                   "own",
+                   other->address, buffer.address, config.name.c_str(), buffer.count);
+    }
+  }
+  return {};
+}
+
+// The buffer of this call, made when it is new. An empty pointer with `why` set: it goes dense.
+Status buffer_for(Registration& registration, const std::shared_ptr<MaskedComm>& comm,
+                  const void* address, size_t offset, size_t count, const std::string& name,
+                  std::shared_ptr<Buffer>* out, std::string* why) {
+  {
+    const std::lock_guard lock(registration.mutex);
+    if (registration.dropped) return {};
+    SCAPE_RETURN_IF_ERROR(
+        known_buffer(registration, comm.get(), address, offset, count, name, out, why));
+    if (*out != nullptr || !why->empty()) return {};
+  }
   auto buffer = std::make_shared<Buffer>();
   buffer->comm = comm;
   buffer->address = address;
   buffer->offset = offset;
   buffer->count = count;
   buffer->next_name = name;
-  buffer->last_used = ++call_order;
   plugin::BufferConfig config = registration.config;
   if (name.empty()) {
     config.offset = offset;
@@ -89,11 +122,19 @@ Status buffer_for(Registration& registration, const std::shared_ptr<MaskedComm>&
     config.name = name;
     config.offset = 0;
   }
-  const auto hold = comm->hold();
-  std::shared_ptr<plugin::Engine> engine;
-  SCAPE_RETURN_IF_ERROR(comm->make_engine(&engine));
-  buffer->masked = plugin::make_masked_buffer(std::move(engine), comm->shared(), comm->refresher(),
-                                              std::move(config), count);
+  {
+    const auto hold = comm->hold();
+    std::shared_ptr<plugin::Engine> engine;
+    SCAPE_RETURN_IF_ERROR(comm->make_engine(&engine));
+    buffer->masked = plugin::make_masked_buffer(std::move(engine), comm->shared(),
+                                                comm->refresher(), std::move(config), count);
+  }
+  static std::mutex joining;  // one at a time looks for its name, then joins
+  const std::lock_guard join(joining);
+  SCAPE_RETURN_IF_ERROR(check_namesakes(*buffer));
+  const std::lock_guard lock(registration.mutex);
+  if (registration.dropped) return {};
+  buffer->last_used = ++call_order;
   registration.buffers.push_back(buffer);
   *out = std::move(buffer);
   return {};
@@ -364,8 +405,15 @@ void drop_buffers_of(const MaskedComm& comm) {
     for (const auto& buffer : dropped) {
       const std::lock_guard busy(buffer->busy);
       buffer->dropped = true;
+      const scape_stats stats = buffer->masked->stats();
+      if (stats.sparse_calls > 0) {
+        SCAPE_INFO(
+            "buffer \"%s\": its communicator ends, and its state with it; scape_flush() sends the "
+            "residual and scape_save_state() keeps all, before",
+            buffer->masked->config().name.c_str());
+      }
       const std::lock_guard lock(registration->mutex);
-      add_stats(buffer->masked->stats(), &registration->retired);
+      add_stats(stats, &registration->retired);
     }
   }
 }

@@ -38,6 +38,12 @@ Status check_pointer(const void* pointer, const char* what) {
   return error(SCAPE_ERR_ARGUMENT, "%s is null; pass its address", what);
 }
 
+Status check_path(const char* path) {
+  SCAPE_RETURN_IF_ERROR(check_pointer(path, "path"));
+  if (path[0] != '\0') return {};
+  return error(SCAPE_ERR_ARGUMENT, "path is empty; pass a file's path");
+}
+
 // Runs `use`, a callable that takes the Buffer, on the buffer of the last call of (address, count).
 template <typename Use>
 Status with_buffer(const void* address, size_t count, Use&& use) {
@@ -199,11 +205,25 @@ Status do_get_stats(const void* buffer, size_t count, scape_stats* out) {
   return {};
 }
 
+// True when buffers were masked whose communicators are gone.
+bool had_buffers() {
+  for (const auto& registration : registry().all()) {
+    const std::lock_guard lock(registration->mutex);
+    if (registration->retired.sparse_calls > 0) return true;
+  }
+  return false;
+}
+
 Status do_save(std::vector<std::byte>* out) {
   SCAPE_RETURN_IF_ERROR(begin());
   const Entered entered;
   std::vector<SavedBuffer> buffers;
   SCAPE_RETURN_IF_ERROR(collect_state(&buffers));
+  if (buffers.empty() && had_buffers()) {
+    SCAPE_WARN(
+        "the saved state is empty: the communicators of all buffers have ended, and their state "
+        "with them; save before ncclCommDestroy");
+  }
   *out = encode_saved(buffers);
   return {};
 }
@@ -221,6 +241,7 @@ using scape::Status;
 using scape::interposer::before_first_call;
 using scape::interposer::begin;
 using scape::interposer::Buffer;
+using scape::interposer::check_path;
 using scape::interposer::check_pointer;
 using scape::interposer::guarded;
 using scape::interposer::with_buffer;
@@ -413,7 +434,7 @@ scape_status scape_save_state(void* data, size_t capacity, size_t* needed) {
 
 scape_status scape_save_state_file(const char* path) {
   return guarded("scape_save_state_file", [&]() -> Status {
-    SCAPE_RETURN_IF_ERROR(check_pointer(path, "path"));
+    SCAPE_RETURN_IF_ERROR(check_path(path));
     std::vector<std::byte> state;
     SCAPE_RETURN_IF_ERROR(scape::interposer::do_save(&state));
     return scape::interposer::write_file(path, state);
@@ -431,7 +452,7 @@ scape_status scape_load_state(const void* data, size_t size) {
 scape_status scape_load_state_file(const char* path) {
   return guarded("scape_load_state_file", [&]() -> Status {
     SCAPE_RETURN_IF_ERROR(begin());
-    SCAPE_RETURN_IF_ERROR(check_pointer(path, "path"));
+    SCAPE_RETURN_IF_ERROR(check_path(path));
     std::vector<std::byte> state;
     SCAPE_RETURN_IF_ERROR(scape::interposer::read_file(path, &state));
     return scape::interposer::do_load(state);

@@ -313,7 +313,8 @@ SCAPE_FUNCTION(scape_status, scape_post_step, SCAPE_ERR_INACTIVE,
                (buffer, count, offset, length, before, param, lr, weight_decay, stream))
 
 /* Clears the masked elements of an in-place gradient buffer: what zero_grad must do there, since
- * the other elements are the residual. */
+ * the other elements are the residual. Where the buffer does not hold the residual, all of it is
+ * gradient, and all is cleared. */
 SCAPE_FUNCTION(scape_status, scape_clear_masked, SCAPE_ERR_INACTIVE,
                (void* buffer, size_t count, void* stream), (buffer, count, stream))
 

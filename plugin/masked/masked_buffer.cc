@@ -385,10 +385,10 @@ void MaskedBufferImpl::finish_exchange() {
   if (!status.ok()) {
     if (status.code() == SCAPE_ERR_MISMATCH && !agreed_ && !always_dense_) {
       status = error(SCAPE_ERR_MISMATCH,
-                     "%s (buffer '%s' %s here at step %llu: register it alike and load the same "
-                     "checkpoint on every rank)",
-                     status.message().c_str(), config_.name.c_str(),
-                     loaded_ ? "was loaded, and goes on" : "is new, and begins",
+                     "%s (buffer '%s', role %d, sparsity %g, %s here at step %llu: register it "
+                     "alike and load the same checkpoint on every rank)",
+                     status.message().c_str(), config_.name.c_str(), static_cast<int>(config_.role),
+                     config_.sparsity, loaded_ ? "was loaded, and goes on" : "is new, and begins",
                      static_cast<unsigned long long>(state_.step));
     }
     fail(status);

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -115,6 +117,7 @@ class MaskedBufferImpl final : public MaskedBuffer {
   void end_step();
 
   // ---- local steps ----
+  Status check_step(const void* data, const float* param, double lr, double weight_decay) const;
   void do_adams_step(float* param, double lr, double weight_decay);
 
   // ---- what several parts need ----
@@ -187,9 +190,10 @@ class MaskedBufferImpl final : public MaskedBuffer {
   size_t masked_ = 0;                 // bits of the mask
 
   mutable std::mutex stats_mutex_;
-  scape_stats stats_{};         // but for what the engine counts
-  bool overlap_known_ = false;  // stats_ has the last call's mask_overlap, else the engine
-  std::string dense_reason_;
+  scape_stats stats_{};                 // but for what the engine counts
+  bool overlap_known_ = false;          // stats_ has the last call's mask_overlap, else the engine
+  std::string dense_reason_;            // the last
+  std::set<std::string> said_reasons_;  // each in one line of the log
 };
 
 }  // namespace scape::plugin

@@ -24,6 +24,23 @@ Status check_rates(const char* name, double lr, double weight_decay) {
 
 }  // namespace
 
+// Of a step of `param` with what came for the buffer at `data`.
+Status MaskedBufferImpl::check_step(const void* data, const float* param, double lr,
+                                    double weight_decay) const {
+  const char* name = config_.name.c_str();
+  if (count_ > 0 && param == nullptr)
+    return error(SCAPE_ERR_ARGUMENT, "buffer '%s': param is null", name);
+  const auto begin = reinterpret_cast<uintptr_t>(data), at = reinterpret_cast<uintptr_t>(param);
+  if (begin != 0 && at < begin + count_ * kernels::size_of(type_) &&
+      begin < at + count_ * sizeof(float)) {
+    return error(SCAPE_ERR_ARGUMENT,
+                 "buffer '%s': param (%p) overlaps the buffer that is reduced (%p); pass the "
+                 "parameters' address",
+                 name, static_cast<const void*>(param), data);
+  }
+  return check_rates(name, lr, weight_decay);
+}
+
 Status MaskedBufferImpl::adams_step(float* param, double lr, double weight_decay, Stream stream) {
   const char* name = config_.name.c_str();
   if (!fused_) {
@@ -39,10 +56,7 @@ Status MaskedBufferImpl::adams_step(float* param, double lr, double weight_decay
                  dense.empty() ? "" : "; the last call that was not one went dense because ",
                  dense.c_str());
   }
-  if (param == nullptr && count_ > 0) {
-    return error(SCAPE_ERR_ARGUMENT, "buffer '%s': param is null", name);
-  }
-  SCAPE_RETURN_IF_ERROR(check_rates(name, lr, weight_decay));
+  SCAPE_RETURN_IF_ERROR(check_step(call_.send, param, lr, weight_decay));
   stream_ = stream;
   try {
     do_adams_step(param, lr, weight_decay);
@@ -135,8 +149,13 @@ Status MaskedBufferImpl::clear_masked(void* buffer, Stream stream) {
 Status MaskedBufferImpl::flush(void* buffer, float* param, double lr, double weight_decay,
                                Stream stream) {
   if (always_dense_ || state_.step == 0) return owed_or_running("a flush");
-  if (fused_ && param == nullptr) {
-    return error(SCAPE_ERR_ARGUMENT, "buffer '%s': param is null", config_.name.c_str());
+  if (fused_) {
+    SCAPE_RETURN_IF_ERROR(
+        check_step(buffer, param, lr, weight_decay));  // before other ranks take part
+  } else if (param != nullptr) {
+    return error(SCAPE_ERR_ARGUMENT,
+                 "buffer '%s': param is %p, but only the fused role's flush steps; pass null",
+                 config_.name.c_str(), static_cast<void*>(param));
   }
   SCAPE_RETURN_IF_ERROR(begin({.send = in_place_ ? buffer : nullptr,
                                .recv = buffer,
@@ -155,8 +174,9 @@ void MaskedBufferImpl::note_dense(const char* why) {
     ++stats_.intercepted_calls;
     ++stats_.dense_calls;
     ++stats_.fallback_calls;
-    first = dense_reason_.empty();
     dense_reason_ = why;
+    constexpr size_t kMostReasons = 16;  // ranges make ever new ones
+    first = said_reasons_.size() < kMostReasons && said_reasons_.insert(why).second;
   }
   if (first) SCAPE_WARN("buffer '%s' travels dense in this call: %s", config_.name.c_str(), why);
 }

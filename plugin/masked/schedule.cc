@@ -49,6 +49,14 @@ Status check_sparsity(const char* field, double value) {
       value);
 }
 
+// A number beyond what a run can have is a negative one, or was never set.
+Status check_steps(const char* field, uint64_t steps) {
+  constexpr uint64_t kMost = uint64_t{1} << 48;
+  if (steps <= kMost) return Status::Ok();
+  return error(SCAPE_ERR_ARGUMENT, "config.%s is %llu; it must be in 0 .. 2^48", field,
+               static_cast<unsigned long long>(steps));
+}
+
 Status check_in_place(const BufferConfig& config) {
   if (config.residual != SCAPE_RESIDUAL_IN_PLACE) return Status::Ok();
   const char* const by_default = settings().residual == SCAPE_RESIDUAL_IN_PLACE
@@ -132,8 +140,10 @@ Status resolve_config(const scape_config* config, scape_dtype dtype, BufferConfi
   default_config(&given);
   if (config != nullptr) SCAPE_RETURN_IF_ERROR(read_config(*config, &given));
 
-  SCAPE_RETURN_IF_ERROR(
-      check_choice("dtype", dtype, SCAPE_FLOAT16, "fp32 (0), bf16 (1), fp16 (2)"));
+  if (dtype < 0 || dtype > SCAPE_FLOAT16) {
+    return error(SCAPE_ERR_ARGUMENT, "dtype is %d; it must be one of fp32 (0), bf16 (1), fp16 (2)",
+                 static_cast<int>(dtype));
+  }
   SCAPE_RETURN_IF_ERROR(
       check_choice("role", given.role, SCAPE_ROLE_GRADIENT,
                    "fused (0), first moment (1), hooked gradient (2), gradient (3)"));
@@ -150,8 +160,13 @@ Status resolve_config(const scape_config* config, scape_dtype dtype, BufferConfi
                  given.eps);
   }
   if (!(given.age_cap >= 1) || !std::isfinite(static_cast<float>(given.age_cap))) {
-    return error(SCAPE_ERR_ARGUMENT, "config.age_cap is %g; it must be at least 1", given.age_cap);
+    return error(SCAPE_ERR_ARGUMENT,
+                 "config.age_cap is %g; it must be at least 1, and a finite fp32 number",
+                 given.age_cap);
   }
+  SCAPE_RETURN_IF_ERROR(check_steps("total_steps", given.total_steps));
+  SCAPE_RETURN_IF_ERROR(check_steps("dense_steps", given.dense_steps));
+  SCAPE_RETURN_IF_ERROR(check_steps("ramp_steps", given.ramp_steps));
 
   BufferConfig resolved;
   resolved.name = given.name != nullptr ? given.name : "buffer";

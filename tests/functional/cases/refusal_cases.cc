@@ -2,6 +2,7 @@
 // never by a crash.
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -73,6 +74,105 @@ RANKED_CASE(rates_that_differ_are_named, 3) {
   CHECK_SAYING(contains(why, "lr 0.001") && contains(why, "lr 0.002") && contains(why, "weights"),
                why);
   NCCL(ncclCommAbort(comm));
+}
+
+// Names say which buffer is meant to other ranks and in a saved state.
+RANKED_CASE(two_buffers_of_one_name_are_refused, 2) {
+  const ncclComm_t comm = self.init();
+  std::vector<float> first(100, 1), second(100, 1), longer(101, 1);
+  add(first.data(), 100, "twin", 0.5);
+  const scape_registration twin = add(second.data(), 100, "twin", 0.5);
+  add(longer.data(), 101, "twin", 0.5);
+  const auto call = [&](std::vector<float>& buffer) {
+    return ncclAllReduce(buffer.data(), buffer.data(), buffer.size(), ncclFloat32, ncclSum, comm,
+                         nullptr);
+  };
+  for (int step = 0; step < 3; ++step) {
+    NCCL(call(first));
+    CHECK(call(second) == ncclInvalidUsage);
+    const std::string why = ncclGetLastError(comm);
+    CHECK_SAYING(contains(why, "\"twin\"") && contains(why, "100 elements") &&
+                     contains(why, "a name of its own"),
+                 why);
+    NCCL(call(longer));  // told apart by its count
+  }
+  SCAPE(scape_unregister(twin));
+  add(second.data(), 100, "other", 0.5);
+  NCCL(call(second));
+  NCCL(ncclCommDestroy(comm));
+}
+
+// What is wrong with a step is said before anything has moved.
+RANKED_CASE(a_refused_flush_leaves_the_state, 2) {
+  const ncclComm_t comm = self.init();
+  std::vector<float> gradient(100, 1), param(100, 1), plain(50, 1);
+  scape_config config = gradient_config("fused", 0.5);
+  config.role = SCAPE_ROLE_FUSED;
+  scape_registration registration = nullptr;
+  SCAPE(scape_register(gradient.data(), 100, SCAPE_FLOAT32, &config, &registration));
+  add(plain.data(), 50, "plain", 0.5);
+  for (int step = 0; step < 3; ++step) {
+    all_reduce(plain, comm);
+    all_reduce(gradient, comm);
+    for (float* bad : {static_cast<float*>(nullptr), gradient.data(), gradient.data() + 99})
+      CHECK(scape_adams_step(gradient.data(), 100, bad, 0.1, 0, nullptr) == SCAPE_ERR_ARGUMENT);
+    CHECK_SAYING(error_names("overlaps"), scape_last_error());
+    SCAPE(scape_adams_step(gradient.data(), 100, param.data(), 0.1, 0, nullptr));
+  }
+  const double nan = std::nan("");
+  const std::vector<float> before = param;
+  const auto flush = [&](float* to, double lr, double decay) {
+    return scape_flush(gradient.data(), 100, to, lr, decay, nullptr);
+  };
+  CHECK(flush(param.data(), nan, 0) == SCAPE_ERR_ARGUMENT && error_names("lr is nan"));
+  CHECK(flush(param.data(), 0.1, -1) == SCAPE_ERR_ARGUMENT && error_names("weight_decay -1"));
+  CHECK(flush(nullptr, 0.1, 0) == SCAPE_ERR_ARGUMENT && error_names("param is null"));
+  CHECK(flush(gradient.data(), 0.1, 0) == SCAPE_ERR_ARGUMENT && error_names("overlaps"));
+  CHECK(scape_flush(plain.data(), 50, param.data(), 0, 0, nullptr) == SCAPE_ERR_ARGUMENT &&
+        error_names("pass null"));
+  CHECK(param == before);
+  SCAPE(scape_flush(plain.data(), 50, nullptr, 0, 0, nullptr));
+  SCAPE(flush(param.data(), 0.1, 0));
+  CHECK(param != before);
+  all_reduce(gradient, comm);
+  SCAPE(scape_adams_step(gradient.data(), 100, param.data(), 0.1, 0, nullptr));
+  check_agreement(self, comm, param.data(), 400);
+  NCCL(ncclCommDestroy(comm));
+}
+
+// Each reason is said once, and an empty saved state is not taken for a full one.
+LAUNCHED_CASE(what_goes_dense_and_what_is_lost_is_said) {
+  std::vector<Run> runs = rank_runs("what_goes_dense_and_what_is_lost_is_said", 2);
+  for (Run& one : runs) one.environment["SCAPE_LOG"] = "info";
+  for (const Outcome& outcome : expect(runs, {0, 0})) {
+    for (const char* reason : {"int32", "min is neither", "max is neither"}) {
+      const size_t at = outcome.err.find(reason);
+      CHECK_SAYING(at != std::string::npos, outcome.err);
+      CHECK_SAYING(outcome.err.find(reason, at + 1) == std::string::npos, outcome.err);
+    }
+    CHECK_SAYING(contains(outcome.err, "its communicator ends, and its state with it"),
+                 outcome.err);
+    CHECK_SAYING(contains(outcome.err, "the saved state is empty"), outcome.err);
+  }
+}
+RANK_PART(what_goes_dense_and_what_is_lost_is_said) {
+  const ncclComm_t comm = self.init();
+  std::vector<float> buffer(100, 1);
+  add(buffer.data(), 100, "lost", 0.5);
+  for (int step = 0; step < 3; ++step) {
+    all_reduce(buffer, comm);
+    NCCL(ncclAllReduce(buffer.data(), buffer.data(), 100, ncclInt32, ncclSum, comm, nullptr));
+    all_reduce(buffer, comm, ncclMin);
+    all_reduce(buffer, comm, ncclMax);
+  }
+  size_t needed = 0;
+  SCAPE(scape_save_state(nullptr, 0, &needed));
+  const size_t full = needed;
+  NCCL(ncclCommDestroy(comm));
+  SCAPE(scape_save_state(nullptr, 0, &needed));
+  CHECK(needed < full);
+  CHECK(scape_save_state_file("") == SCAPE_ERR_ARGUMENT && error_names("path is empty"));
+  CHECK(scape_load_state_file("") == SCAPE_ERR_ARGUMENT && error_names("path is empty"));
 }
 
 // Lines are not lost where their file cannot be opened, and the reason is the first of them.

@@ -141,6 +141,9 @@ TEST(Config, RefusesWhatIsOutOfRangeByName) {
   expect_refused("eps", [](scape_config* c) { c->eps = 0; });
   expect_refused("eps", [](scape_config* c) { c->eps = 1e-60; });  // 0 in fp32
   expect_refused("age_cap", [](scape_config* c) { c->age_cap = 0.5; });
+  expect_refused("total_steps", [](scape_config* c) { c->total_steps = UINT64_MAX; });
+  expect_refused("dense_steps", [](scape_config* c) { c->dense_steps = (uint64_t{1} << 48) + 1; });
+  expect_refused("ramp_steps", [](scape_config* c) { c->ramp_steps = UINT64_MAX; });
   expect_refused("role", [](scape_config* c) { c->role = static_cast<scape_role>(4); });
   expect_refused("rule", [](scape_config* c) { c->rule = static_cast<scape_rule>(-1); });
   expect_refused("residual", [](scape_config* c) { c->residual = static_cast<scape_residual>(3); });
