@@ -354,9 +354,14 @@ def path(value):
 
 
 def check_tensor(what, value):
-    """Raises ValueError unless the value is a torch tensor whose elements lie in one piece."""
+    """Raises ValueError unless the value is a torch tensor that has memory, in one piece."""
     if not (hasattr(value, "data_ptr") and hasattr(value, "is_contiguous")):
         raise ValueError(f"{what} is {value!r}: must be a torch tensor")
+    if value.device.type == "meta":
+        raise ValueError(
+            f"{what} of shape {tuple(value.shape)} is on the meta device, where tensors have no"
+            " memory: make it on the CPU or a GPU, e.g. with to_empty(device=...) of its module"
+        )
     if not value.is_contiguous():
         raise ValueError(
             f"{what} of shape {tuple(value.shape)} and strides {value.stride()} is not "
