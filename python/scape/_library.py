@@ -237,8 +237,16 @@ def is_active():
 
 
 def is_required():
-    """True when SCAPE_REQUIRED asks that the program stop rather than train dense."""
-    return os.environ.get("SCAPE_REQUIRED", "").strip().lower() in ("1", "on", "true")
+    """True when SCAPE_REQUIRED asks that the program stop rather than train dense. ValueError for
+    a word that the library refuses: a slip of the pen must not train dense unnoticed.
+    """
+    word = os.environ.get("SCAPE_REQUIRED", "0")
+    if word not in ("0", "1", "on", "off", "true", "false"):
+        raise ValueError(
+            f"SCAPE_REQUIRED is {word!r}: it takes 0, 1, on, off, true or false; correct it or"
+            " unset it"
+        )
+    return word in ("1", "on", "true")
 
 
 def why_inactive():
