@@ -267,10 +267,13 @@ SCAPE_FUNCTION(scape_status, scape_config_init, SCAPE_ERR_INACTIVE,
 
 /* Names the range buffer .. buffer + count elements. Collectives whose buffer lies inside it become
  * masked; each distinct (address, count) met is a buffer of its own, with its own step count, mask
- * and residual. `config` may be NULL (defaults). The memory stays the caller's and must stay valid
- * until scape_unregister(). Errors: ARGUMENT names the field, the value and its range; a range that
- * overlaps another registration is refused. count up to 2^33. With SCAPE_REQUIRED=1 in the
- * environment a refusal, or the library's absence, ends the program. */
+ * and residual. This state (residual, moment, ages, masks) is kept for each communicator, address
+ * and count, and ends with the communicator (ncclCommDestroy, ncclCommAbort): save it before, or
+ * flush before where the residual matters. `config` may be NULL (defaults). The memory stays the
+ * caller's and must stay valid until scape_unregister(). Errors: ARGUMENT names the field, the
+ * value and its range; a range that overlaps another registration is refused. count up to 2^33.
+ * With SCAPE_REQUIRED=1 in the environment a refusal, or the library's absence, ends the program.
+ */
 SCAPE_FUNCTION(scape_status, scape_register, scape_absent_(),
                (void* buffer, size_t count, scape_dtype dtype, const scape_config* config,
                 scape_registration* registration),
