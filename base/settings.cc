@@ -195,7 +195,8 @@ struct Parsed {
     const char* text = std::getenv(name);
     if (text != nullptr && !parse_bool(text, field))
       reject(name, text, "0, 1, on, off, true or false");
-    add_row(name, "bool", "0|1", fallback ? "1" : "0", *field ? "1" : "0", text, help);
+    add_row(name, "bool", "0|1|on|off|true|false", fallback ? "1" : "0", *field ? "1" : "0", text,
+            help);
   }
 
   void read_int(int64_t* field, const char* name, int64_t fallback, int64_t min, int64_t max,

@@ -31,6 +31,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #endif
 #include <stddef.h>
 #include <stdint.h>
@@ -209,19 +210,23 @@ static inline void* scape_lookup_(void** slot, const char* name) {
   }
   return found;
 }
-/* What a registration without the library comes to. */
+/* What a registration without the library comes to. SCAPE_REQUIRED takes the words that the library
+ * takes; any other counts as 1, so that a slip of the pen never trains dense unnoticed. */
 static inline scape_status scape_absent_(void) {
   const char* required = getenv("SCAPE_REQUIRED");
-  if (required != NULL &&
-      (required[0] == '1' || required[0] == 't' || (required[0] == 'o' && required[1] == 'n'))) {
-    fprintf(stderr,
-            "scape: SCAPE_REQUIRED=%s, but libscape_nccl.so is not in the process: start the "
-            "program with "
-            "LD_PRELOAD=/path/to/libscape_nccl.so\n",
-            required);
-    exit(1);
+  int valid;
+  if (required == NULL || strcmp(required, "0") == 0 || strcmp(required, "off") == 0 ||
+      strcmp(required, "false") == 0) {
+    return SCAPE_ERR_INACTIVE;
   }
-  return SCAPE_ERR_INACTIVE;
+  valid =
+      strcmp(required, "1") == 0 || strcmp(required, "on") == 0 || strcmp(required, "true") == 0;
+  fprintf(stderr,
+          "scape: SCAPE_REQUIRED=\"%.64s\"%s, but libscape_nccl.so is not in the process: start "
+          "the program with LD_PRELOAD=/path/to/libscape_nccl.so\n",
+          required,
+          valid ? "" : " is not valid (it takes 0, 1, on, off, true or false) and counts as 1");
+  exit(1);
 }
 #define SCAPE_FUNCTION(type, name, absent, params, args)            \
   static inline type name params {                                  \
@@ -262,10 +267,13 @@ SCAPE_FUNCTION(scape_status, scape_config_init, SCAPE_ERR_INACTIVE,
 
 /* Names the range buffer .. buffer + count elements. Collectives whose buffer lies inside it become
  * masked; each distinct (address, count) met is a buffer of its own, with its own step count, mask
- * and residual. `config` may be NULL (defaults). The memory stays the caller's and must stay valid
- * until scape_unregister(). Errors: ARGUMENT names the field, the value and its range; a range that
- * overlaps another registration is refused. count up to 2^33. With SCAPE_REQUIRED=1 in the
- * environment a refusal, or the library's absence, ends the program. */
+ * and residual. This state (residual, moment, ages, masks) is kept for each communicator, address
+ * and count, and ends with the communicator (ncclCommDestroy, ncclCommAbort): save it before, or
+ * flush before where the residual matters. `config` may be NULL (defaults). The memory stays the
+ * caller's and must stay valid until scape_unregister(). Errors: ARGUMENT names the field, the
+ * value and its range; a range that overlaps another registration is refused. count up to 2^33.
+ * With SCAPE_REQUIRED=1 in the environment a refusal, or the library's absence, ends the program.
+ */
 SCAPE_FUNCTION(scape_status, scape_register, scape_absent_(),
                (void* buffer, size_t count, scape_dtype dtype, const scape_config* config,
                 scape_registration* registration),

@@ -150,6 +150,8 @@ def register(
 
 def unregister(registration):
     """Ends a registration; the same as registration.unregister()."""
+    if not isinstance(registration, Registration):
+        raise ValueError(f"registration is {registration!r}: must be what register() returned")
     registration.unregister()
 
 

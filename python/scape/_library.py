@@ -115,42 +115,56 @@ class Stats(ctypes.Structure):
         return "Stats(" + ", ".join(f"{k}={v}" for k, v in self.as_dict().items()) + ")"
 
 
+# Of the C functions: what they return, and their parameters by name.
+_INT, _TEXT, _PATH = ctypes.c_int, ctypes.c_char_p, {"path": ctypes.c_char_p}
+_HANDLE = {"registration": _void_p}
+_BUFFER = {"buffer": _void_p, "count": _size_t}
+_RATES = {"lr": ctypes.c_double, "weight_decay": ctypes.c_double, "stream": _void_p}
+_OUT = {**_BUFFER, "out": _void_p, "capacity": _size_t}
 _SIGNATURES = {
-    "scape_is_active": (ctypes.c_int, []),
-    "scape_version": (ctypes.c_int, []),
-    "scape_status_string": (ctypes.c_char_p, [ctypes.c_int]),
-    "scape_last_error": (ctypes.c_char_p, []),
-    "scape_config_init": (ctypes.c_int, [ctypes.POINTER(Config), _size_t]),
+    "scape_is_active": (_INT, {}),
+    "scape_version": (_INT, {}),
+    "scape_status_string": (_TEXT, {"status": _INT}),
+    "scape_last_error": (_TEXT, {}),
+    "scape_config_init": (_INT, {"config": ctypes.POINTER(Config), "size": _size_t}),
     "scape_register": (
-        ctypes.c_int,
-        [_void_p, _size_t, ctypes.c_int, ctypes.POINTER(Config), ctypes.POINTER(_void_p)],
+        _INT,
+        {
+            **_BUFFER,
+            "dtype": _INT,
+            "config": ctypes.POINTER(Config),
+            "registration": ctypes.POINTER(_void_p),
+        },
     ),
-    "scape_unregister": (ctypes.c_int, [_void_p]),
-    "scape_next": (ctypes.c_int, [ctypes.c_char_p]),
-    "scape_self_check": (ctypes.c_int, [_void_p]),
-    "scape_adams_step": (
-        ctypes.c_int,
-        [_void_p, _size_t, _void_p, ctypes.c_double, ctypes.c_double, _void_p],
-    ),
+    "scape_unregister": (_INT, _HANDLE),
+    "scape_next": (_INT, {"name": _TEXT}),
+    "scape_self_check": (_INT, _HANDLE),
+    "scape_adams_step": (_INT, {**_BUFFER, "param": _void_p, **_RATES}),
     "scape_post_step": (
-        ctypes.c_int,
-        [_void_p, _size_t, _size_t, _size_t, _void_p, _void_p, ctypes.c_double, ctypes.c_double]
-        + [_void_p],
+        _INT,
+        {
+            **_BUFFER,
+            "offset": _size_t,
+            "length": _size_t,
+            "before": _void_p,
+            "param": _void_p,
+            **_RATES,
+        },
     ),
-    "scape_clear_masked": (ctypes.c_int, [_void_p, _size_t, _void_p]),
-    "scape_flush": (
-        ctypes.c_int,
-        [_void_p, _size_t, _void_p, ctypes.c_double, ctypes.c_double, _void_p],
+    "scape_clear_masked": (_INT, {**_BUFFER, "stream": _void_p}),
+    "scape_flush": (_INT, {**_BUFFER, "param": _void_p, **_RATES}),
+    "scape_read_mask": (_INT, {**_BUFFER, "words": _void_p, "capacity": _size_t}),
+    "scape_read_ages": (_INT, {**_BUFFER, "ages": _void_p, "capacity": _size_t}),
+    "scape_read_residual": (_INT, _OUT),
+    "scape_read_moment": (_INT, _OUT),
+    "scape_get_stats": (_INT, {**_BUFFER, "stats": ctypes.POINTER(Stats)}),
+    "scape_save_state": (
+        _INT,
+        {"data": _void_p, "capacity": _size_t, "needed": ctypes.POINTER(_size_t)},
     ),
-    "scape_read_mask": (ctypes.c_int, [_void_p, _size_t, _void_p, _size_t]),
-    "scape_read_ages": (ctypes.c_int, [_void_p, _size_t, _void_p, _size_t]),
-    "scape_read_residual": (ctypes.c_int, [_void_p, _size_t, _void_p, _size_t]),
-    "scape_read_moment": (ctypes.c_int, [_void_p, _size_t, _void_p, _size_t]),
-    "scape_get_stats": (ctypes.c_int, [_void_p, _size_t, ctypes.POINTER(Stats)]),
-    "scape_save_state": (ctypes.c_int, [_void_p, _size_t, ctypes.POINTER(_size_t)]),
-    "scape_save_state_file": (ctypes.c_int, [ctypes.c_char_p]),
-    "scape_load_state": (ctypes.c_int, [ctypes.c_char_p, _size_t]),
-    "scape_load_state_file": (ctypes.c_int, [ctypes.c_char_p]),
+    "scape_save_state_file": (_INT, _PATH),
+    "scape_load_state": (_INT, {"data": ctypes.c_char_p, "size": _size_t}),
+    "scape_load_state_file": (_INT, _PATH),
 }
 
 _process = ctypes.CDLL(None)
@@ -165,9 +179,30 @@ def function(name):
             found = getattr(_process, name)
         except AttributeError:
             return None
-        found.restype, found.argtypes = _SIGNATURES[name]
+        found.restype, parameters = _SIGNATURES[name]
+        found.argtypes = list(parameters.values())
         _functions[name] = found
     return found
+
+
+_KINDS = {ctypes.c_double: "a number", ctypes.c_int: "a whole number", _size_t: "a whole number"}
+
+
+def invoke(entry, parameters, args):
+    """entry(*args). ValueError that names the argument, of the {name: C type} in `parameters`, whose
+    value is none of its C type.
+    """
+    try:
+        return entry(*args)
+    except ctypes.ArgumentError:
+        # The error has a number alone, which means nothing to callers of this package.
+        for (what, kind), value in zip(parameters.items(), args):
+            try:
+                kind.from_param(value)
+            except Exception:
+                must = _KINDS.get(kind, f"a {kind.__name__}")
+                raise ValueError(f"{what} is {value!r}: must be {must}") from None
+        raise
 
 
 def call(name, *args):
@@ -175,10 +210,7 @@ def call(name, *args):
     entry = function(name)
     if entry is None:
         raise ScapeError(Status.INACTIVE, f"{name}: {_ABSENT}")
-    try:
-        status = entry(*args)
-    except ctypes.ArgumentError as error:
-        raise ValueError(f"{name}: {error}: see what the function takes") from None
+    status = invoke(entry, _SIGNATURES[name][1], args)
     if status != Status.OK:
         text = function("scape_last_error")().decode(errors="replace")
         raise ScapeError(status, text or f"{name}: {status_string(status)}")
@@ -205,8 +237,16 @@ def is_active():
 
 
 def is_required():
-    """True when SCAPE_REQUIRED asks that the program stop rather than train dense."""
-    return os.environ.get("SCAPE_REQUIRED", "").strip().lower() in ("1", "on", "true")
+    """True when SCAPE_REQUIRED asks that the program stop rather than train dense. ValueError for
+    a word that the library refuses: a slip of the pen must not train dense unnoticed.
+    """
+    word = os.environ.get("SCAPE_REQUIRED", "0")
+    if word not in ("0", "1", "on", "off", "true", "false"):
+        raise ValueError(
+            f"SCAPE_REQUIRED is {word!r}: it takes 0, 1, on, off, true or false; correct it or"
+            " unset it"
+        )
+    return word in ("1", "on", "true")
 
 
 def why_inactive():
@@ -322,9 +362,14 @@ def path(value):
 
 
 def check_tensor(what, value):
-    """Raises ValueError unless the value is a torch tensor whose elements lie in one piece."""
+    """Raises ValueError unless the value is a torch tensor that has memory, in one piece."""
     if not (hasattr(value, "data_ptr") and hasattr(value, "is_contiguous")):
         raise ValueError(f"{what} is {value!r}: must be a torch tensor")
+    if value.device.type == "meta":
+        raise ValueError(
+            f"{what} of shape {tuple(value.shape)} is on the meta device, where tensors have no"
+            " memory: make it on the CPU or a GPU, e.g. with to_empty(device=...) of its module"
+        )
     if not value.is_contiguous():
         raise ValueError(
             f"{what} of shape {tuple(value.shape)} and strides {value.stride()} is not "

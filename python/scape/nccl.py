@@ -62,19 +62,28 @@ class UniqueId(ctypes.Structure):
 
 
 _void_p, _size_t, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+# Of the calls, their parameters by name.
+_COMM = {"comm": _void_p}
+_DATA = {"sendbuff": _void_p, "recvbuff": _void_p, "count": _size_t, "datatype": _int}
+_ORDER = {**_COMM, "stream": _void_p}
 _SIGNATURES = {
-    "ncclGetVersion": [ctypes.POINTER(_int)],
-    "ncclGetUniqueId": [ctypes.POINTER(UniqueId)],
-    "ncclCommInitRank": [ctypes.POINTER(_void_p), _int, UniqueId, _int],
-    "ncclCommDestroy": [_void_p],
-    "ncclCommAbort": [_void_p],
-    "ncclCommGetAsyncError": [_void_p, ctypes.POINTER(_int)],
-    "ncclAllReduce": [_void_p, _void_p, _size_t, _int, _int, _void_p, _void_p],
-    "ncclReduceScatter": [_void_p, _void_p, _size_t, _int, _int, _void_p, _void_p],
-    "ncclAllGather": [_void_p, _void_p, _size_t, _int, _void_p, _void_p],
-    "ncclBroadcast": [_void_p, _void_p, _size_t, _int, _int, _void_p, _void_p],
-    "ncclGroupStart": [],
-    "ncclGroupEnd": [],
+    "ncclGetVersion": {"version": ctypes.POINTER(_int)},
+    "ncclGetUniqueId": {"unique_id": ctypes.POINTER(UniqueId)},
+    "ncclCommInitRank": {
+        "comm": ctypes.POINTER(_void_p),
+        "size": _int,
+        "unique_id": UniqueId,
+        "rank": _int,
+    },
+    "ncclCommDestroy": _COMM,
+    "ncclCommAbort": _COMM,
+    "ncclCommGetAsyncError": {**_COMM, "error": ctypes.POINTER(_int)},
+    "ncclAllReduce": {**_DATA, "op": _int, **_ORDER},
+    "ncclReduceScatter": {**_DATA, "op": _int, **_ORDER},
+    "ncclAllGather": {**_DATA, **_ORDER},
+    "ncclBroadcast": {**_DATA, "root": _int, **_ORDER},
+    "ncclGroupStart": {},
+    "ncclGroupEnd": {},
 }
 _library = None
 _functions = {}
@@ -112,12 +121,9 @@ def _call(name, *args):
     entry = _functions.get(name)
     if entry is None:
         entry = getattr(_load(), name)
-        entry.restype, entry.argtypes = _int, _SIGNATURES[name]
+        entry.restype, entry.argtypes = _int, list(_SIGNATURES[name].values())
         _functions[name] = entry
-    try:
-        result = entry(*args)
-    except ctypes.ArgumentError as error:
-        raise ValueError(f"{name}: {error}: see what the call takes") from None
+    result = lib.invoke(entry, _SIGNATURES[name], args)
     if result != 0:
         raise NcclError(result, f"{name}: {_reason(result)}")
 

@@ -130,8 +130,14 @@ def build_command(args):
         if args.command[0].endswith(".py"):
             return [sys.executable, *args.command]
         return list(args.command)
+    count = args.nproc_per_node
+    # Words (gpu, auto) are torchrun's to judge; a count that is none ends it in a bare assertion.
+    if re.fullmatch(r"[+-]?\d+", count) and int(count) < 1:
+        raise LaunchError(
+            f"--nproc-per-node is {count}: must be 1 or more, or a word that torchrun takes (gpu, auto)"
+        )
     launcher = [sys.executable, "-m", "torch.distributed.run"]
-    launcher += ["--nproc-per-node", args.nproc_per_node, *args.torchrun_arg]
+    launcher += ["--nproc-per-node", count, *args.torchrun_arg]
     if not args.command[0].endswith(".py"):
         launcher.append("--no-python")
     # What follows the program's name is the program's, torchrun reads no further.

@@ -65,6 +65,62 @@ def test_required_stops_before_the_first_step():
     assert "libscape_nccl.so is not in the process" in result.stderr
 
 
+# None: unset. The words are the library's own.
+REQUIRED = {None: False, "0": False, "off": False, "false": False, "1": True, "on": True, "true": True}
+INVALID = ("tomato", "True", "yes", "2", "ON", " 1", "0 ", "10", "one", "")
+
+
+@pytest.mark.parametrize("language", [("c", "c11"), ("c++", "c++17")])
+def test_what_required_takes_in_c(language, root, tmp_path):
+    source, program = tmp_path / "absent.c", str(tmp_path / "absent")
+    source.write_text(
+        '#include "scape/scape.h"\n'
+        "int main(void) {\n"
+        "  scape_registration registration;\n"
+        "  float buffer[4];\n"
+        "  return scape_register(buffer, 4, SCAPE_FLOAT32, NULL, &registration) == SCAPE_ERR_INACTIVE ? 0 : 2;\n"
+        "}\n"
+    )
+    kind, standard = language
+    command = [os.environ.get("SCAPE_TEST_CC", "cc"), "-x", kind, f"-std={standard}", "-Wall", "-Wextra", "-Werror"]
+    subprocess.run([*command, "-I", f"{root}/include", str(source), "-o", program, "-ldl"], check=True)
+
+    def outcome(word):
+        environment = clean_environment() if word is None else {**clean_environment(), "SCAPE_REQUIRED": word}
+        result = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60)
+        return result.returncode, result.stderr
+
+    for word, required in REQUIRED.items():
+        status, err = outcome(word)
+        assert status == required, word
+        assert ("LD_PRELOAD" in err) == required and "not valid" not in err
+    for word in INVALID:
+        status, err = outcome(word)
+        assert status == 1, word
+        assert f'SCAPE_REQUIRED="{word}" is not valid (it takes 0, 1, on, off, true or false)' in err
+
+
+def test_what_required_takes_in_python(monkeypatch):
+    from scape import _library
+
+    for word, required in REQUIRED.items():
+        monkeypatch.delenv("SCAPE_REQUIRED", raising=False)
+        if word is not None:
+            monkeypatch.setenv("SCAPE_REQUIRED", word)
+        assert _library.is_required() is required, word
+    for word in INVALID:
+        monkeypatch.setenv("SCAPE_REQUIRED", word)
+        with pytest.raises(ValueError, match="it takes 0, 1, on, off, true or false") as caught:
+            _library.is_required()
+        assert repr(word) in str(caught.value)
+
+
+def test_a_word_that_required_does_not_take_stops_before_the_first_step():
+    result = run(TRAIN, SCAPE_REQUIRED="tomato")
+    assert result.returncode != 0 and result.stdout == ""
+    assert "SCAPE_REQUIRED is 'tomato'" in result.stderr
+
+
 def test_a_missing_file_in_ld_preload_is_noticed():
     result = run(TRAIN, SCAPE_REQUIRED="on", LD_PRELOAD="/nowhere/libscape_nccl.so")
     assert result.returncode != 0 and result.stdout == ""

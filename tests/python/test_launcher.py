@@ -1,6 +1,7 @@
 """scape-run: LD_PRELOAD is extended, never overwritten; settings and exit status pass through."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -134,6 +135,14 @@ def test_exit_status_is_the_commands(libraries):
     result = scape_run("--no-torchrun", "--lib", scape, "--", "/nowhere/program")
     assert result.returncode == 1 and "cannot start /nowhere/program" in result.stderr
     assert scape_run("--lib", scape).returncode == 2
+
+
+def test_a_count_below_one_is_refused_in_a_line(libraries):
+    _, _, scape = libraries
+    for count in ("0", "-1"):
+        result = scape_run("--nproc-per-node", count, "--lib", scape, "--", "x.py")
+        assert result.returncode == 1 and result.stdout == ""
+        assert re.fullmatch(f"scape-run: --nproc-per-node is {count}: must be 1 or more.*\n", result.stderr)
 
 
 def test_ranks_get_the_preload_and_a_failure_fails_the_launch(libraries, tmp_path):

@@ -55,6 +55,9 @@ for call, text in (
         f"must have {SIZE * 5}",
     ),
     (lambda: communicator.all_reduce(torch.ones(3), out=torch.ones(4)), "out has 4 elements"),
+    (lambda: communicator.broadcast(torch.ones(3), root="a"), "root is 'a': must be a whole number"),
+    (lambda: nccl.Communicator(b"id", 0, 1), "unique_id is b'id': must be a UniqueId"),
+    (lambda: nccl.Communicator(nccl.get_unique_id(), 0, None), "size is None"),
 ):
     try:
         call()

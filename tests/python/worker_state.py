@@ -246,7 +246,7 @@ def files():
 
 def arguments():
     """Arguments of the functions over tensors, each refused by name and value."""
-    tensor = torch.zeros(64)
+    tensor, meta = torch.zeros(64), torch.empty(2, 3, device="meta")
     for call, *words in (
         (lambda: scape.register([1, 2]), "tensor is [1, 2]", "torch tensor"),
         (lambda: scape.register(None), "tensor is None"),
@@ -269,8 +269,15 @@ def arguments():
         (lambda: scape.read_mask(3), "tensor is 3"),
         (lambda: scape.read_residual(tensor.reshape(8, 8).t()), "not contiguous"),
         (lambda: scape.adams_step(tensor, 5, 0.1), "param is 5"),
-        (lambda: scape.adams_step(tensor, tensor, "a"), "scape_adams_step: argument 4"),
+        (lambda: scape.adams_step(tensor, tensor, "a"), "lr is 'a': must be a number"),
+        (lambda: scape.adams_step(tensor, tensor, 0.1, None), "weight_decay is None"),
         (lambda: scape.flush(5), "tensor is 5"),
+        (lambda: scape.flush(tensor, tensor, lr=None), "lr is None: must be a number"),
+        (lambda: scape.post_step(tensor, tensor, tensor, "a"), "lr is 'a'"),
+        (lambda: scape.post_step(tensor, tensor, tensor, 0.1, offset=0.5), "offset is 0.5: must be a whole number"),
+        (lambda: scape.register(meta), "tensor of shape (2, 3) is on the meta device", "no memory"),
+        (lambda: scape.adams_step(tensor, meta, 0.1), "param of shape (2, 3) is on the meta device"),
+        (lambda: scape.unregister(None), "registration is None", "register() returned"),
         (lambda: scape.clear_masked(5), "tensor is 5"),
         (lambda: scape.post_step(tensor, 1, tensor, 0.1), "before is 1"),
         (lambda: scape.load_state(5), "data is 5", "save_state()"),
