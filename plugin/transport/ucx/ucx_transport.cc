@@ -144,6 +144,16 @@ class Context {
         SCAPE_RETURN_IF_ERROR(modify("TLS", "tcp", "choosing TCP"));
       }
     }
+    if (std::getenv("UCX_TCP_CONN_NB") == nullptr) {
+      // By default UCX waits for connect() inside the caller, for minutes if a host is silent, and
+      // aborts the process where the peer dies between that and the first packet (tcp_ep.c,
+      // "Assertion `!(ep->flags & UCT_TCP_EP_FLAG_CTX_TYPE_TX)' failed", 1.13 and later).
+      unsigned major, minor, release;
+      ucp_get_version(&major, &minor, &release);
+      const bool prefixed = std::pair(major, minor) >= std::pair(1u, 17u);
+      SCAPE_RETURN_IF_ERROR(modify(prefixed ? "TCP_CONN_NB" : "CONN_NB", "y",
+                                   "choosing connections that nobody waits for"));
+    }
     ucp_params_t params{};
     params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED;
     params.features = UCP_FEATURE_TAG | (traits.wakeup ? UCP_FEATURE_WAKEUP : 0);

@@ -72,6 +72,30 @@ void finish(Transport& transport, const Operation& operation) {
   }
 }
 
+// UCX aborts the process whose peer dies while it waits for connect() (plugin/transport/ucx).
+// Whether it waits is a setting of its TCP, whose name differs between versions and which it takes
+// in silence if unknown: it says at the level debug what it has applied.
+TEST(Transport, UcxDoesNotWaitForTcpConnections) {
+  const char* const transport_name = std::getenv("SCAPE_TRANSPORT");
+  if (transport_name != nullptr && transport_name == std::string_view("ofi")) {
+    GTEST_SKIP() << "about UCX";
+  }
+  const std::string log = ::testing::TempDir() + "ucx_log_" + std::to_string(::getpid());
+  const auto results = run_ranks(1, [&](int, int) -> std::string {
+    ::setenv("UCX_LOG_LEVEL", "debug", 1);  // read when UCX is loaded, which is in this process
+    ::setenv("UCX_LOG_FILE", log.c_str(), 1);
+    ::setenv("UCX_TLS", "tcp", 1);
+    std::unique_ptr<Transport> transport;
+    SCAPE_RANK_OK(make_transport({.wakeup = false, .ranks = 2}, &transport));
+    return "";
+  });
+  EXPECT_TRUE(all_well(results)) << text_of(results);
+  std::ifstream file(log);
+  const std::string said{std::istreambuf_iterator<char>(file), {}};
+  std::filesystem::remove(log);
+  EXPECT_NE(said.find("CONN_NB=y"), std::string::npos) << said.size() << " bytes said";
+}
+
 // Large messages stay in the sender's memory until they are received. Where the sender is dead by
 // then the receives fail; the receiver lives on, and can end its transport.
 TEST(Transport, AMessageOfADeadPeerFailsAndHarmsNothing) {
