@@ -64,7 +64,8 @@ void use(const std::shared_ptr<Communicator>& communicator, const BufferConfig& 
     static_cast<void>(buffer->clear_masked(gradient.data()));
     read_all(*buffer);
   }
-  const scape::Status flushed = buffer->flush(gradient.data(), param.data(), 0.01, 0.1);
+  float* const stepped = config.role == SCAPE_ROLE_FUSED ? param.data() : nullptr;
+  const scape::Status flushed = buffer->flush(gradient.data(), stepped, 0.01, 0.1);
   require(flushed.ok(), flushed.message().c_str());
   require(buffer->save(&saved).ok(), "used, and cannot be saved");
 }
