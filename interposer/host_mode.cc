@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <optional>
 
 #include "base/log.h"
@@ -487,6 +488,11 @@ plugin::UniqueId to_plugin(const ncclUniqueId& id) {
 
 Status check_id(const ncclUniqueId& id) {
   if (plugin::is_host_unique_id(to_plugin(id))) return {};
+  if (std::all_of(std::begin(id.internal), std::end(id.internal), [](char c) { return c == 0; })) {
+    return error(SCAPE_ERR_ARGUMENT,
+                 "the unique id is all zeros; have one rank call ncclGetUniqueId, and hand its id "
+                 "to every rank");
+  }
   return error(SCAPE_ERR_USAGE,
                "this rank is in host mode, the unique id was made in device mode; set SCAPE_MODE "
                "alike on all ranks");

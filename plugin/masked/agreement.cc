@@ -27,7 +27,6 @@ std::string choice(int32_t value, const char* const (&names)[kCount]) {
 }
 
 constexpr const char* kTypes[] = {"fp32", "bf16", "fp16"};
-constexpr const char* kRoles[] = {"fused", "first moment", "hooked gradient", "gradient"};
 constexpr const char* kResiduals[] = {"internal", "in place", "host memory"};
 constexpr const char* kRules[] = {"lazy", "plain"};
 
@@ -43,7 +42,7 @@ constexpr Field kFields[] = {
     {"offset", [](const AgreementRecord& r) { return shown(r.offset); }},
     {"count", [](const AgreementRecord& r) { return shown(r.count); }},
     {"element type", [](const AgreementRecord& r) { return choice(r.dtype, kTypes); }},
-    {"role", [](const AgreementRecord& r) { return choice(r.role, kRoles); }},
+    {"role", [](const AgreementRecord& r) { return text_of(static_cast<scape_role>(r.role)); }},
     {"payload", [](const AgreementRecord& r) { return choice(r.payload, kTypes); }},
     {"residual", [](const AgreementRecord& r) { return choice(r.residual, kResiduals); }},
     {"rule", [](const AgreementRecord& r) { return choice(r.rule, kRules); }},

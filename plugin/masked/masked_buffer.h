@@ -39,6 +39,9 @@ struct BufferConfig {
 // A registration's element type, as collectives name it.
 DataType data_type_of(scape_dtype type);
 
+// A role as messages name it; a number that is none, as itself.
+std::string text_of(scape_role role);
+
 // The options of a registration that names none, SCAPE_* variables included; what
 // scape_config_init() gives.
 void default_config(scape_config* out);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 
 #include "base/settings.h"
 #include "plugin/masked/masked_buffer.h"
@@ -65,9 +66,9 @@ Status check_in_place(const BufferConfig& config) {
   if (config.role != SCAPE_ROLE_FUSED) {
     return error(
         SCAPE_ERR_ARGUMENT,
-        "config.residual is SCAPE_RESIDUAL_IN_PLACE%s with role %d; only the fused role (%d) "
+        "config.residual is SCAPE_RESIDUAL_IN_PLACE%s with the role \"%s\"; only the fused role "
         "can keep it in place, so ask for SCAPE_RESIDUAL_INTERNAL or SCAPE_RESIDUAL_HOST",
-        by_default, static_cast<int>(config.role), static_cast<int>(SCAPE_ROLE_FUSED));
+        by_default, text_of(config.role).c_str());
   }
   if (config.dtype != SCAPE_FLOAT32) {
     return error(SCAPE_ERR_ARGUMENT,
@@ -89,6 +90,12 @@ DataType data_type_of(scape_dtype type) {
     default:
       return DataType::kFloat32;
   }
+}
+
+std::string text_of(scape_role role) {
+  static constexpr const char* kNames[] = {"fused", "first moment", "hooked gradient", "gradient"};
+  const auto index = static_cast<size_t>(role);
+  return index < std::size(kNames) ? kNames[index] : format("%d", static_cast<int>(role));
 }
 
 void default_config(scape_config* out) {

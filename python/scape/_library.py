@@ -8,6 +8,7 @@ raising ScapeError with the status INACTIVE, and is_active() is False.
 import ctypes
 import enum
 import math
+import operator
 import os
 import sys
 
@@ -339,6 +340,16 @@ def steps(what, value):
             "step"
         )
     return whole
+
+
+def check_whole(what, value, low, high):
+    """Raises ValueError unless the value is a whole number in low .. high: C would cut others short."""
+    try:
+        within = low <= operator.index(value) <= high
+    except TypeError:
+        within = False
+    if not within:
+        raise ValueError(f"{what} is {value!r}: must be a whole number in {low} .. {high}")
 
 
 def text(what, value):

@@ -193,6 +193,7 @@ class LocalCommunicator:
         return tensor
 
     def broadcast(self, tensor, root=0):
+        lib.check_whole("root", root, 0, self.size - 1)
         return tensor
 
 
@@ -226,6 +227,7 @@ class TorchCommunicator:
         return out
 
     def broadcast(self, tensor, root=0):
+        lib.check_whole("root", root, 0, self.size - 1)
         source = root if self._group is None else self._dist.get_global_rank(self._group, root)
         self._dist.broadcast(tensor, source, group=self._group)
         return tensor

@@ -173,6 +173,8 @@ class Communicator:
 
     def __init__(self, unique_id, rank, size):
         """Collective: each of the `size` ranks comes with the same id and a rank of its own."""
+        lib.check_whole("size", size, 1, 2**31 - 1)
+        lib.check_whole("rank", rank, 0, size - 1)
         self.rank = rank
         self.size = size
         self._handle = _void_p()
@@ -218,6 +220,7 @@ class Communicator:
 
     def broadcast(self, tensor, root=0):
         """Every rank's tensor becomes the root's."""
+        lib.check_whole("root", root, 0, self.size - 1)
         pointer = self._pointer(tensor)
         kind = self._type(tensor)
         self._collective("ncclBroadcast", tensor, pointer, pointer, tensor.numel(), kind, root)

@@ -56,6 +56,9 @@ for call, text in (
     ),
     (lambda: communicator.all_reduce(torch.ones(3), out=torch.ones(4)), "out has 4 elements"),
     (lambda: communicator.broadcast(torch.ones(3), root="a"), "root is 'a': must be a whole number"),
+    (lambda: communicator.broadcast(torch.ones(3), root=2**32), "root is 4294967296"),
+    (lambda: distributed.LocalCommunicator().broadcast(torch.ones(3), root=1), "root is 1"),
+    (lambda: nccl.Communicator(nccl.get_unique_id(), 1, 1), "rank is 1: must be"),
     (lambda: nccl.Communicator(b"id", 0, 1), "unique_id is b'id': must be a UniqueId"),
     (lambda: nccl.Communicator(nccl.get_unique_id(), 0, None), "size is None"),
 ):

@@ -335,7 +335,10 @@ RANKED_CASE(arguments_are_checked, 2) {
   ncclComm_t none = nullptr;
   bad(ncclCommInitRank(&none, 2, ncclUniqueId{}, 2), "rank 2");
   bad(ncclCommInitRank(&none, 0, ncclUniqueId{}, 0), "nranks 0");
-  bad(ncclCommInitRank(&none, 2, ncclUniqueId{}, 0), "device mode");
+  bad(ncclCommInitRank(&none, 2, ncclUniqueId{}, 0), "unique id is all zeros");
+  ncclUniqueId foreign{};
+  foreign.internal[5] = 1;
+  bad(ncclCommInitRank(&none, 2, foreign, 0), "device mode");
   bad(ncclCommWindowRegister(comm, a, 32, nullptr, 0), "needs a GPU");
   bad(ncclPutSignal(a, 1, ncclFloat32, 0, nullptr, 0, 0, 0, 0, comm, nullptr), "needs a GPU");
   bad(ncclGroupSimulateEnd(nullptr), "no group");
