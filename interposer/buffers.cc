@@ -202,15 +202,12 @@ namespace {
 void count_dense(Registration& registration, const Obstacle& obstacle) {
   registration.intercepted.fetch_add(1, std::memory_order_relaxed);
   registration.fallbacks.fetch_add(1, std::memory_order_relaxed);
+  bool first;
   {
     const std::lock_guard lock(registration.mutex);
-    auto& reasons = registration.reasons;
-    if (std::find(reasons.begin(), reasons.end(), obstacle.why) != reasons.end()) return;
-    constexpr size_t kMostReasons = 16;  // ranges make ever new ones
-    if (reasons.size() >= kMostReasons) return;
-    reasons.push_back(obstacle.why);
+    first = registration.reasons.note(obstacle.why);
   }
-  if (obstacle.said) return;
+  if (!first || obstacle.said) return;
   SCAPE_WARN("registration \"%s\": a call goes dense: %s (said once)", registration.name(),
              obstacle.why.c_str());
 }
@@ -380,8 +377,8 @@ Status find_buffer(const void* address, size_t count, std::shared_ptr<Buffer>* o
   std::string dense;
   {
     const std::lock_guard lock(registration->mutex);
-    if (!registration->reasons.empty())
-      dense = format(" (calls on it went dense: %s)", registration->reasons.back().c_str());
+    if (const std::string& last = registration->reasons.last(); !last.empty())
+      dense = format(" (calls on it went dense: %s)", last.c_str());
   }
   return error(
       SCAPE_ERR_NOT_FOUND,

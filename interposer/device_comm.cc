@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "base/log.h"
+#include "base/overlap.h"
 #include "base/settings.h"
 #include "base/thread.h"
 #include "interposer/buffers.h"
@@ -42,11 +43,6 @@ void say_unopened(const Status& why) {
   if (*said == why.message()) return;
   *said = why.message();
   SCAPE_WARN("registered buffers go dense: %s", why.message().c_str());
-}
-
-bool overlap(const AllReduceCall& call) {
-  const auto a = reinterpret_cast<uintptr_t>(call.send), b = reinterpret_cast<uintptr_t>(call.recv);
-  return a != b && (a < b ? b - a : a - b) < call.count * plugin::size_of(call.type);
 }
 
 }  // namespace
@@ -134,7 +130,10 @@ Status DeviceComm::find_obstacle(const AllReduceCall& call, Obstacle* out) {
       return {};
     }
   }
-  if (overlap(call)) out->why = "sendbuff and recvbuff overlap without being equal";
+  const size_t bytes = call.count * plugin::size_of(call.type);
+  if (call.send != call.recv && overlap(call.send, bytes, call.recv, bytes)) {
+    out->why = "sendbuff and recvbuff overlap without being equal";
+  }
   return {};
 }
 

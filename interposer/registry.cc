@@ -10,11 +10,6 @@ Status Registry::add(void* buffer, size_t count, scape_dtype dtype, plugin::Buff
   const uintptr_t base = reinterpret_cast<uintptr_t>(buffer);
   if (buffer == nullptr)
     return error(SCAPE_ERR_ARGUMENT, "buffer is null; pass the address of the elements");
-  if (dtype != SCAPE_FLOAT32 && dtype != SCAPE_BFLOAT16 && dtype != SCAPE_FLOAT16) {
-    return error(SCAPE_ERR_ARGUMENT,
-                 "dtype %d is none of SCAPE_FLOAT32, SCAPE_BFLOAT16, SCAPE_FLOAT16",
-                 static_cast<int>(dtype));
-  }
   if (count == 0 || count > kMostElements) {
     return error(SCAPE_ERR_ARGUMENT,
                  "count %zu is outside 1 .. 2^33; register the elements that are reduced", count);

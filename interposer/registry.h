@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "plugin/masked/dense_reasons.h"
 #include "plugin/masked/masked_buffer.h"
 #include "scape/scape.h"
 
@@ -53,8 +54,8 @@ struct Registration {
   bool dropped = false;
   std::vector<std::shared_ptr<Buffer>> buffers;
   std::map<size_t, size_t> covered;  // disjoint [first, second) that calls have met, in elements
-  std::vector<std::string> reasons;  // of dense calls, each said once
-  scape_stats retired{};             // of buffers whose communicator is gone
+  plugin::DenseReasons reasons;
+  scape_stats retired{};  // of buffers whose communicator is gone
 };
 
 // A range of a registration as a call names it.

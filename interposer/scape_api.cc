@@ -131,7 +131,7 @@ Status do_self_check(scape_registration registration) {
   {
     const std::lock_guard lock(found->mutex);
     for (const auto& [from, to] : found->covered) covered += to - from;
-    if (!found->reasons.empty()) reason = found->reasons.back();
+    reason = found->reasons.last();
     for (const auto& buffer : found->buffers) {
       SCAPE_RETURN_IF_ERROR(buffer->masked->failure());
       if (reason.empty()) reason = buffer->masked->dense_reason();

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/fault.h"
+#include "base/overlap.h"
 #include "base/settings.h"
 #include "base/thread.h"
 #include "plugin/collectives/reduce.h"
@@ -408,8 +409,8 @@ Status HostCommunicator::check(const Arguments& arguments) const {
   }
   const auto send = reinterpret_cast<uintptr_t>(arguments.send),
              recv = reinterpret_cast<uintptr_t>(arguments.recv);
-  const bool overlap = send < recv + recv_bytes && recv < send + send_bytes;
-  if (overlap && send + in_place_recv != recv + in_place_send) {
+  if (overlap(arguments.send, send_bytes, arguments.recv, recv_bytes) &&
+      send + in_place_recv != recv + in_place_send) {
     return error(SCAPE_ERR_ARGUMENT,
                  "%s: %s: the buffers at %p and %p overlap; use the same memory as NCCL's in-place "
                  "rule says, or separate "

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/overlap.h"
 #include "base/settings.h"
 #include "plugin/masked/masked_buffer_impl.h"
 
@@ -109,15 +110,13 @@ Status MaskedBufferImpl::check_begin(const Call& call) const {
         "gradient buffer, or register it with SCAPE_RESIDUAL_INTERNAL or SCAPE_RESIDUAL_HOST",
         name, static_cast<const void*>(place_), call.send);
   }
-  if (!call.flush && call.send != call.recv && !fused_) {
-    const auto a = reinterpret_cast<uintptr_t>(call.send),
-               b = reinterpret_cast<uintptr_t>(call.recv);
-    if ((a < b ? b - a : a - b) < count_ * kernels::size_of(type_)) {
-      return error(SCAPE_ERR_ARGUMENT,
-                   "buffer '%s': send (%p) and recv (%p) overlap without being equal; make them "
-                   "equal or apart",
-                   name, call.send, call.recv);
-    }
+  const size_t bytes = count_ * kernels::size_of(type_);
+  if (!call.flush && call.send != call.recv && !fused_ &&
+      overlap(call.send, bytes, call.recv, bytes)) {
+    return error(SCAPE_ERR_ARGUMENT,
+                 "buffer '%s': send (%p) and recv (%p) overlap without being equal; make them "
+                 "equal or apart",
+                 name, call.send, call.recv);
   }
   if (partition_of(count_, ranks_, 0).size() > kLongestPartition) {
     return error(SCAPE_ERR_ARGUMENT,
@@ -385,9 +384,9 @@ void MaskedBufferImpl::finish_exchange() {
   if (!status.ok()) {
     if (status.code() == SCAPE_ERR_MISMATCH && !agreed_ && !always_dense_) {
       status = error(SCAPE_ERR_MISMATCH,
-                     "%s (buffer '%s', role %d, sparsity %g, %s here at step %llu: register it "
+                     "%s (buffer '%s', role \"%s\", sparsity %g, %s here at step %llu: register it "
                      "alike and load the same checkpoint on every rank)",
-                     status.message().c_str(), config_.name.c_str(), static_cast<int>(config_.role),
+                     status.message().c_str(), config_.name.c_str(), text_of(config_.role).c_str(),
                      config_.sparsity, loaded_ ? "was loaded, and goes on" : "is new, and begins",
                      static_cast<unsigned long long>(state_.step));
     }

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "plugin/masked/agreement.h"
 #include "plugin/masked/array.h"
 #include "plugin/masked/buffer_state.h"
+#include "plugin/masked/dense_reasons.h"
 #include "plugin/masked/engine.h"
 #include "plugin/masked/mask_refresh.h"
 #include "plugin/masked/masked_buffer.h"
@@ -190,10 +190,9 @@ class MaskedBufferImpl final : public MaskedBuffer {
   size_t masked_ = 0;                 // bits of the mask
 
   mutable std::mutex stats_mutex_;
-  scape_stats stats_{};                 // but for what the engine counts
-  bool overlap_known_ = false;          // stats_ has the last call's mask_overlap, else the engine
-  std::string dense_reason_;            // the last
-  std::set<std::string> said_reasons_;  // each in one line of the log
+  scape_stats stats_{};         // but for what the engine counts
+  bool overlap_known_ = false;  // stats_ has the last call's mask_overlap, else the engine
+  DenseReasons dense_reasons_;
 };
 
 }  // namespace scape::plugin

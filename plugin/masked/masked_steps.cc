@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/overlap.h"
 #include "plugin/masked/masked_buffer_impl.h"
 
 namespace scape::plugin {
@@ -30,9 +31,7 @@ Status MaskedBufferImpl::check_step(const void* data, const float* param, double
   const char* name = config_.name.c_str();
   if (count_ > 0 && param == nullptr)
     return error(SCAPE_ERR_ARGUMENT, "buffer '%s': param is null", name);
-  const auto begin = reinterpret_cast<uintptr_t>(data), at = reinterpret_cast<uintptr_t>(param);
-  if (begin != 0 && at < begin + count_ * kernels::size_of(type_) &&
-      begin < at + count_ * sizeof(float)) {
+  if (overlap(data, count_ * kernels::size_of(type_), param, count_ * sizeof(float))) {
     return error(SCAPE_ERR_ARGUMENT,
                  "buffer '%s': param (%p) overlaps the buffer that is reduced (%p); pass the "
                  "parameters' address",
@@ -45,8 +44,8 @@ Status MaskedBufferImpl::adams_step(float* param, double lr, double weight_decay
   const char* name = config_.name.c_str();
   if (!fused_) {
     return error(SCAPE_ERR_USAGE,
-                 "buffer '%s': scape_adams_step() is for the fused role, its role is %d", name,
-                 static_cast<int>(config_.role));
+                 "buffer '%s': scape_adams_step() is for the fused role, its role is \"%s\"", name,
+                 text_of(config_.role).c_str());
   }
   if (!failure_.ok()) return failure_;
   if (phase_ != Phase::kIdle || !step_owed_) {
@@ -102,9 +101,10 @@ Status MaskedBufferImpl::post_step(size_t offset, size_t length, const float* be
                                    double lr, double weight_decay, Stream stream) {
   const char* name = config_.name.c_str();
   if (config_.role != SCAPE_ROLE_GRADIENT_HOOKED) {
-    return error(SCAPE_ERR_USAGE,
-                 "buffer '%s': scape_post_step() is for the hooked gradient role, its role is %d",
-                 name, static_cast<int>(config_.role));
+    return error(
+        SCAPE_ERR_USAGE,
+        "buffer '%s': scape_post_step() is for the hooked gradient role, its role is \"%s\"", name,
+        text_of(config_.role).c_str());
   }
   if (offset > count_ || length > count_ - offset) {
     return error(SCAPE_ERR_ARGUMENT,
@@ -174,16 +174,14 @@ void MaskedBufferImpl::note_dense(const char* why) {
     ++stats_.intercepted_calls;
     ++stats_.dense_calls;
     ++stats_.fallback_calls;
-    dense_reason_ = why;
-    constexpr size_t kMostReasons = 16;  // ranges make ever new ones
-    first = said_reasons_.size() < kMostReasons && said_reasons_.insert(why).second;
+    first = dense_reasons_.note(why);
   }
   if (first) SCAPE_WARN("buffer '%s' travels dense in this call: %s", config_.name.c_str(), why);
 }
 
 std::string MaskedBufferImpl::dense_reason() const {
   std::lock_guard lock(stats_mutex_);
-  return dense_reason_;
+  return dense_reasons_.last();
 }
 
 Status MaskedBufferImpl::failure() const {

@@ -15,6 +15,7 @@
 #include "plugin/masked/agreement.h"
 #include "plugin/masked/buffer_state.h"
 #include "plugin/masked/decay_table.h"
+#include "plugin/masked/dense_reasons.h"
 #include "plugin/masked/engine.h"
 #include "plugin/masked/mask_code.h"
 #include "plugin/masked/payload_codec.h"
@@ -389,6 +390,21 @@ TEST_F(SavedState, IsRefusedWhereTheScheduleSendsItsNextStepOtherwise) {
   BufferState out(*engine_);
   EXPECT_TRUE(load_state({longer, kCount, 0, 2}, dense.data(), dense.size(), &out).ok());
   expect_refused(owner(), dense, "with no mask, but its options here want one");
+}
+
+// ---- why calls went dense ----
+
+TEST(DenseReasons, SayEachOnceAndKnowTheLast) {
+  DenseReasons reasons;
+  EXPECT_EQ(reasons.last(), "");
+  EXPECT_TRUE(reasons.note("a"));
+  EXPECT_TRUE(reasons.note("b"));
+  EXPECT_FALSE(reasons.note("a"));
+  EXPECT_EQ(reasons.last(), "a");
+  int said = 2;
+  for (int i = 0; i < 1000; ++i) said += reasons.note("elements " + std::to_string(i));
+  EXPECT_EQ(said, 16);
+  EXPECT_EQ(reasons.last(), "elements 999");
 }
 
 }  // namespace
