@@ -1,10 +1,14 @@
-"""What AdamS and wrap() share: names of registrations, hyperparameters, the choice to be sparse."""
+"""What AdamS and wrap() share: flat buckets and their registrations, the exchange of gradients,
+hyperparameters, the choice to be sparse.
+"""
 
+import contextlib
 import gc
 import itertools
 
 import torch
 
+from . import _api
 from . import _library as lib
 from . import nccl
 from .flat import FlatBucket
@@ -23,6 +27,42 @@ def claim_name(base):
         if name not in _names_in_use:
             _names_in_use.add(name)
             return name
+
+
+class Bucket:
+    """One flat bucket of one parameter group, with its registration if it has one."""
+
+    def __init__(self, group_index, name, kind, flat):
+        self.group_index = group_index
+        self.name = name
+        self.kind = kind
+        self.flat = flat
+        self.registration = None
+        self.registered = None  # registered_values() of the registration
+
+    def register(self, role, group, sparsity, options):
+        """Registers the gradients, in place of an earlier registration."""
+        if self.registration is not None:
+            self.registration.unregister()
+        self.registration = _api.register(
+            self.flat.grad,
+            name=self.name,
+            role=role,
+            sparsity=sparsity if self.kind == "matrices" else 0.0,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            eps=group["eps"],
+            **options,
+        )
+        self.registered = registered_values(group)
+
+
+def all_reduce(buckets, communicator):
+    """The mean of the buckets' gradients over the ranks, launched together where that can be."""
+    together = len(buckets) > 1 and isinstance(communicator, nccl.Communicator)
+    with nccl.group() if together else contextlib.nullcontext():
+        for bucket in buckets:
+            communicator.all_reduce(bucket.flat.grad, "avg")
 
 
 def close_buckets(buckets, name):
@@ -139,6 +179,18 @@ def make_buckets(parameters):
         ("vectors", [p for p in trained if p.dim() <= 1]),
     )
     return [(kind, FlatBucket(members)) for kind, members in kinds if members]
+
+
+def check_frozen(left_out):
+    """ScapeError when a parameter that was frozen when the buckets were made is not any more."""
+    for parameter in left_out:
+        if parameter.requires_grad:
+            raise lib.ScapeError(
+                lib.Status.USAGE,
+                f"a parameter of shape {tuple(parameter.shape)} was frozen when the optimizer was"
+                " made and requires a gradient now, which nobody would exchange: unfreeze before"
+                " the optimizer is made, or make a new one",
+            )
 
 
 def choose_sparse(communicator, wanted, what):

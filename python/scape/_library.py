@@ -343,7 +343,7 @@ def steps(what, value):
 
 
 def check_whole(what, value, low, high):
-    """Raises ValueError unless the value is a whole number in low .. high: C would cut others short."""
+    """Raises ValueError unless the value is a whole number in low .. high; C would cut it short."""
     try:
         within = low <= operator.index(value) <= high
     except TypeError:

@@ -57,8 +57,16 @@ class FlatBucket:
             offset += parameter.numel()
 
     def check_parameters(self):
-        """RuntimeError when a parameter no longer lives in the bucket (model.to(), a new .data)."""
+        """RuntimeError when a parameter no longer lives in the bucket (model.to(), a new .data), or
+        was frozen: its momentum and decay would go on.
+        """
         for parameter, view in zip(self.parameters, self._param_views):
+            if not parameter.requires_grad:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(parameter.shape)} was frozen after the optimizer"
+                    " was made, which steps its flat buffers whole: freeze before the optimizer is"
+                    " made, or make a new one"
+                )
             if parameter.data_ptr() != view.data_ptr() or parameter.dtype != torch.float32:
                 raise RuntimeError(
                     f"a parameter of shape {tuple(parameter.shape)} was moved out of the "

@@ -8,7 +8,10 @@ from . import _api
 from . import _library as lib
 from . import _saved, distributed
 from ._buckets import (
+    Bucket,
+    all_reduce,
     check_communicator,
+    check_frozen,
     check_group,
     check_options,
     check_unchanged,
@@ -95,17 +98,6 @@ def _check_optimizer(optimizer):
             )
 
 
-class _Bucket:
-    def __init__(self, group_index, name, kind, flat):
-        self.group_index = group_index
-        self.name = name
-        self.kind = kind
-        self.flat = flat
-        self.registration = None
-        self.registered = None  # registered_values() of the registration
-        self.before = None
-
-
 class Hooked:
     """What wrap() hangs on an optimizer."""
 
@@ -123,6 +115,7 @@ class Hooked:
         self._options = options
         self._name = name
         self._laid_out = [list(group["params"]) for group in optimizer.param_groups]
+        self._frozen = [p for group in self._laid_out for p in group if not p.requires_grad]
         try:
             self._lay_out(optimizer, use_scape)
         except Exception:
@@ -152,27 +145,14 @@ class Hooked:
                 self._sparse = choose_sparse(self._communicator, use_scape, "the wrapped optimizer")
             for kind, flat in layout:
                 self._communicator.broadcast(flat.param, root=0)
-                bucket = _Bucket(index, f"{self._name}.{index}.{kind}", kind, flat)
+                bucket = Bucket(index, f"{self._name}.{index}.{kind}", kind, flat)
+                bucket.before = torch.empty_like(flat.param) if self._sparse else None
                 if self._sparse:
-                    bucket.before = torch.empty_like(flat.param)
                     self._register(bucket, group)
                 self._buckets.append(bucket)
 
     def _register(self, bucket, group):
-        if bucket.registration is not None:
-            bucket.registration.unregister()
-        sparsity = group.get("sparsity", self._sparsity) if bucket.kind == "matrices" else 0.0
-        bucket.registration = _api.register(
-            bucket.flat.grad,
-            name=bucket.name,
-            role="hooked",
-            sparsity=sparsity,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            eps=group["eps"],
-            **self._options,
-        )
-        bucket.registered = registered_values(group)
+        bucket.register("hooked", group, group.get("sparsity", self._sparsity), self._options)
 
     @property
     def is_sparse(self):
@@ -199,10 +179,11 @@ class Hooked:
             self._looked_around = True
             parameters = [p for group in self._laid_out for p in group]
             warn_of_data_parallel(parameters, "the wrapped optimizer")
+        check_frozen(self._frozen)
         for bucket in self._buckets:
             bucket.flat.check_parameters()
             bucket.flat.gather_gradients()
-            self._communicator.all_reduce(bucket.flat.grad, "avg")
+        all_reduce(self._buckets, self._communicator)
         self._reduced = True
 
     def unwrap(self):

@@ -6,9 +6,12 @@ import torch
 
 from . import _api
 from . import _library as lib
-from . import _saved, distributed, nccl
+from . import _saved, distributed
 from ._buckets import (
+    Bucket,
+    all_reduce,
     check_communicator,
+    check_frozen,
     check_group,
     check_options,
     check_unchanged,
@@ -24,19 +27,12 @@ from ._buckets import (
 _CHUNK = 1 << 17
 
 
-class _Bucket:
-    """One flat bucket of one parameter group."""
-
-    def __init__(self, group_index, name, kind, flat):
-        self.group_index = group_index
-        self.name = name
-        self.kind = kind
-        self.flat = flat
+class _Bucket(Bucket):
+    def __init__(self, *args):
+        super().__init__(*args)
         # Of dense training; with Scape the library keeps it, and this is what was loaded until the
         # next call takes it over.
         self.moment = None
-        self.registration = None
-        self.registered = None  # registered_values() of the registration
         self.called = False  # the library has met a call of this buffer
         self.version = 0  # of the gradient buffer, at the last all_reduce() or step()
 
@@ -57,9 +53,11 @@ class AdamS(torch.optim.Optimizer):
     active only the masked elements travel and are updated, as docs/algorithm.md says. Without it
     training is dense, to the equations above, and one line says so (SCAPE_REQUIRED=1 stops).
 
-    Parameters become views of flat buffers: move the model to its device and type first. Gradients
-    are the program's own until step(), which gathers them in flat buffers: clip, unscale and clear
-    them as ever.
+    Parameters become views of flat buffers: move the model to its device and type first, and
+    freeze what is not to be trained. Gradients are the program's own until step(), which gathers
+    them in flat buffers: clip, unscale and clear them as ever. A parameter without one counts as
+    one whose gradient is zero: unlike torch's optimizers, which leave it alone then, momentum and
+    decay go on.
 
     residual="in_place" saves 4 bytes an element and one pass over memory a step: what was not sent
     stays in the gradient buffer. Then p.grad is more than a gradient, and
@@ -126,6 +124,7 @@ class AdamS(torch.optim.Optimizer):
         if residual is None and use_scape is not False and lib.is_active():
             self._options["residual"] = lib.default_residual()
         self._buckets = []
+        self._frozen = []
         self._reduced = False
         self._looked_around = False
         self._steps = 0
@@ -169,23 +168,11 @@ class AdamS(torch.optim.Optimizer):
                 self._register(bucket)
             bucket.version = flat.grad._version
             self._buckets.append(bucket)
+        self._frozen += [p for p in group["params"] if not p.requires_grad]
 
     def _register(self, bucket):
         group = self.param_groups[bucket.group_index]
-        beta1, beta2 = group["betas"]
-        if bucket.registration is not None:
-            bucket.registration.unregister()
-        bucket.registration = _api.register(
-            bucket.flat.grad,
-            name=bucket.name,
-            role="fused",
-            sparsity=group["sparsity"] if bucket.kind == "matrices" else 0.0,
-            beta1=beta1,
-            beta2=beta2,
-            eps=group["eps"],
-            **self._options,
-        )
-        bucket.registered = registered_values(group)
+        bucket.register("fused", group, group["sparsity"], self._options)
         bucket.called = False
 
     @property
@@ -221,20 +208,14 @@ class AdamS(torch.optim.Optimizer):
             self._looked_around = True
             parameters = [p for group in self.param_groups for p in group["params"]]
             warn_of_data_parallel(parameters, "AdamS")
+        check_frozen(self._frozen)
         for bucket in self._buckets:
             bucket.flat.check_parameters()
             if self._in_place:
                 bucket.flat.check_gradients()
             else:
                 bucket.flat.gather_gradients()
-        communicator = self._communicator
-        if len(self._buckets) > 1 and isinstance(communicator, nccl.Communicator):
-            with nccl.group():
-                for bucket in self._buckets:
-                    communicator.all_reduce(bucket.flat.grad, "avg")
-        else:
-            for bucket in self._buckets:
-                communicator.all_reduce(bucket.flat.grad, "avg")
+        all_reduce(self._buckets, self._communicator)
         for bucket in self._buckets:
             bucket.called = True
             bucket.version = bucket.flat.grad._version

@@ -249,6 +249,29 @@ def test_frozen_parameters_stay():
     assert sum(grad.numel() for _, grad in optimizer.buckets) == 9 + 9 * 4 + 4
 
 
+@pytest.mark.parametrize(
+    "make",
+    [scape.AdamS, lambda parameters: scape.wrap(ReferenceAdamS(parameters))],
+    ids=["AdamS", "wrap"],
+)
+def test_freezing_and_unfreezing_later_are_errors(make):
+    model = make_model()
+    model[0].weight.requires_grad_(False)
+    optimizer = make(model.parameters())
+    run(model, optimizer, batches(1))
+    before = [parameter.clone() for parameter in model.parameters()]
+    model[0].weight.requires_grad_(True)
+    with pytest.raises(scape.ScapeError, match=r"shape \(9, 12\) was frozen when"):
+        run(model, optimizer, batches(1))
+    model[0].weight.requires_grad_(False)
+    model[2].bias.requires_grad_(False)
+    with pytest.raises(RuntimeError, match=r"shape \(4,\) was frozen after"):
+        run(model, optimizer, batches(1))
+    assert all(map(torch.equal, model.parameters(), before))
+    model[2].bias.requires_grad_(True)
+    run(model, optimizer, batches(1))
+
+
 def test_state_dict_round_trip_is_bit_exact():
     data = batches(12)
     model = make_model()
