@@ -52,7 +52,8 @@ def launcher_of(args):
     if args.hosts:
         hosts = os.path.join(HERE, "..", "..", "perf", "hosts.sh")
         return [hosts, "-q", "-n", str(args.hosts), "-r", args.rate, "--", sys.executable]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    local = ["--standalone", "--local-addr", "127.0.0.1"]  # not every machine knows its own name
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *local]
     return [*torchrun, "--nproc-per-node", str(args.ranks)]
 
 

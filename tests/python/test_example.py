@@ -37,7 +37,9 @@ def train(root, log, *arguments, launcher=(), **environment):
     return result, by_event
 
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+# By an address: not every machine knows its own name.
+LOCAL = ("--standalone", "--local-addr=127.0.0.1")
+TORCHRUN = ("-m", "torch.distributed.run", *LOCAL, "--nproc-per-node", "2")
 
 
 def test_sparse_run_sends_a_fraction_of_the_dense_one(root, library, tmp_path):
@@ -59,7 +61,7 @@ def test_sparse_run_sends_a_fraction_of_the_dense_one(root, library, tmp_path):
             "--required",
             "--nproc-per-node",
             "2",
-            "--torchrun-arg=--standalone",
+            *(f"--torchrun-arg={argument}" for argument in LOCAL),
             "--",
         ),
     )

@@ -159,6 +159,7 @@ def test_ranks_get_the_preload_and_a_failure_fails_the_launch(libraries, tmp_pat
             "--nproc-per-node",
             "2",
             "--torchrun-arg=--standalone",
+            "--torchrun-arg=--local-addr=127.0.0.1",
             "--lib",
             scape,
             "--",
