@@ -2,7 +2,10 @@
 
 #include <dlfcn.h>
 
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <vector>
 
 #include "base/log.h"
@@ -24,13 +27,32 @@ std::string resolved(const std::string& path) {
   return text;
 }
 
+// The file that is mapped at an address; empty where the kernel does not say.
+std::string file_mapped_at(const void* address) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long begin, end;
+    int path_at = 0;
+    const int read =
+        std::sscanf(line.c_str(), "%lx-%lx %*s %*s %*s %*s %n", &begin, &end, &path_at);
+    const auto at = reinterpret_cast<uintptr_t>(address);
+    if (read == 2 && begin <= at && at < end) return line.substr(static_cast<size_t>(path_at));
+  }
+  return "";
+}
+
 // The directory of the library (or program) that contains this code, links resolved.
 std::string own_directory() {
   Dl_info info{};
   static const char anchor = 0;
   if (dladdr(&anchor, &info) == 0 || info.dli_fname == nullptr) return ".";
   std::string path = info.dli_fname;
-  if (path.find('/') == std::string::npos) path = "/proc/self/exe";
+  if (path.find('/') == std::string::npos) {
+    path = "/proc/self/exe";
+  } else if (path.front() != '/') {
+    // As LD_PRELOAD had it: the process may have changed its directory since.
+    if (const std::string mapped = file_mapped_at(&anchor); !mapped.empty()) path = mapped;
+  }
   const std::string real = resolved(path);
   return directory_of(real.empty() ? path : real);
 }

@@ -91,6 +91,20 @@ bool is_of(const SavedBuffer& saved, const Buffer& buffer) {
          saved.size == buffer.comm->size();
 }
 
+// No refusal: the same range may be reduced whole in one communicator and in part in another, and
+// what waits is the other's then.
+void tell_of_other_counts(std::vector<SavedBuffer>& waiting, const Buffer& buffer) {
+  const plugin::BufferConfig& config = buffer.masked->config();
+  for (SavedBuffer& saved : waiting) {
+    if (saved.missed || saved.name != config.name || saved.offset != config.offset) continue;
+    saved.missed = true;
+    SCAPE_WARN(
+        "buffer \"%s\" has %zu elements and begins anew, while the loaded state of that name has "
+        "%zu and waits; reduce as many as when it was saved to go on from it",
+        config.name.c_str(), buffer.count, static_cast<size_t>(saved.count));
+  }
+}
+
 Status foreign(const SavedBuffer& saved, int rank, int size) {
   return error(SCAPE_ERR_DATA,
                "the saved state of \"%s\" is rank %d's of %d, this is rank %d of %d: each rank "
@@ -375,7 +389,10 @@ Status claim_saved_state(Buffer& buffer) {
     if (!fits) {
       found = std::find_if(buffers.begin(), buffers.end(),
                            [&](const SavedBuffer& saved) { return same_buffer(saved, buffer); });
-      if (found == buffers.end()) return {};
+      if (found == buffers.end()) {
+        tell_of_other_counts(buffers, buffer);
+        return {};
+      }
     }
     mine = std::move(*found);
     buffers.erase(found);

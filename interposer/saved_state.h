@@ -27,6 +27,7 @@ struct SavedBuffer {
   int32_t rank = 0;
   int32_t size = 0;
   std::vector<std::byte> bytes;
+  bool missed = false;  // a buffer of its name and offset, but of another count, has been called
 };
 
 std::vector<std::byte> encode_saved(const std::vector<SavedBuffer>& buffers);

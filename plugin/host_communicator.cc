@@ -641,6 +641,9 @@ std::string describe_call(const Descriptor& descriptor) {
   if (descriptor.registered != 0) {
     text += format(", registered as \"%.*s\"", static_cast<int>(sizeof descriptor.name),
                    descriptor.name);
+  } else if (descriptor.name[0] != '\0') {
+    text += format(", of \"%.*s\", whose sparsity is 0", static_cast<int>(sizeof descriptor.name),
+                   descriptor.name);
   }
   if (descriptor.learning_rate != 0 || descriptor.weight_decay != 0) {
     text += format(", last step with lr %.9g, weight decay %.9g",

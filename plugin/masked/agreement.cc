@@ -20,16 +20,6 @@ std::string shown(const char (&value)[64]) {
   return format("'%.*s'", static_cast<int>(sizeof(value)), value);
 }
 
-template <size_t kCount>
-std::string choice(int32_t value, const char* const (&names)[kCount]) {
-  if (value >= 0 && static_cast<size_t>(value) < kCount) return names[value];
-  return format("%d", value);
-}
-
-constexpr const char* kTypes[] = {"fp32", "bf16", "fp16"};
-constexpr const char* kResiduals[] = {"internal", "in place", "host memory"};
-constexpr const char* kRules[] = {"lazy", "plain"};
-
 // The fields in the order in which they are compared: what a record is first, then what it says.
 struct Field {
   const char* name;
@@ -41,11 +31,11 @@ constexpr Field kFields[] = {
     {"name", [](const AgreementRecord& r) { return shown(r.name); }},
     {"offset", [](const AgreementRecord& r) { return shown(r.offset); }},
     {"count", [](const AgreementRecord& r) { return shown(r.count); }},
-    {"element type", [](const AgreementRecord& r) { return choice(r.dtype, kTypes); }},
-    {"role", [](const AgreementRecord& r) { return text_of(static_cast<scape_role>(r.role)); }},
-    {"payload", [](const AgreementRecord& r) { return choice(r.payload, kTypes); }},
-    {"residual", [](const AgreementRecord& r) { return choice(r.residual, kResiduals); }},
-    {"rule", [](const AgreementRecord& r) { return choice(r.rule, kRules); }},
+    {"element type", [](const AgreementRecord& r) { return type_text(r.dtype); }},
+    {"role", [](const AgreementRecord& r) { return role_text(r.role); }},
+    {"payload", [](const AgreementRecord& r) { return type_text(r.payload); }},
+    {"residual", [](const AgreementRecord& r) { return residual_text(r.residual); }},
+    {"rule", [](const AgreementRecord& r) { return rule_text(r.rule); }},
     {"sparsity", [](const AgreementRecord& r) { return shown(r.sparsity); }},
     {"dense_steps", [](const AgreementRecord& r) { return shown(r.dense_steps); }},
     {"ramp_steps", [](const AgreementRecord& r) { return shown(r.ramp_steps); }},

@@ -91,7 +91,7 @@ Status foreign(const StateOwner& owner, const char* what, const std::string& sav
   return error(
       SCAPE_ERR_DATA,
       "saved state of buffer '%s' is of %s %s, but here it is %s; nothing was loaded: give each "
-      "rank the state that it saved itself",
+      "rank the state that it saved itself, and register the buffer as it was then",
       owner.config.name.c_str(), what, saved.c_str(), here.c_str());
 }
 
@@ -117,10 +117,12 @@ Status check_owner(const StateOwner& owner, const Header& header) {
       check("rank", static_cast<uint64_t>(header.rank), static_cast<uint64_t>(owner.rank)));
   SCAPE_RETURN_IF_ERROR(check("offset", header.offset, owner.config.offset));
   SCAPE_RETURN_IF_ERROR(check("count", header.count, owner.count));
-  SCAPE_RETURN_IF_ERROR(
-      check("element type", static_cast<uint64_t>(header.dtype), owner.config.dtype));
-  SCAPE_RETURN_IF_ERROR(check("role", static_cast<uint64_t>(header.role), owner.config.role));
-  return check("update rule", static_cast<uint64_t>(header.rule), owner.config.rule);
+  const auto check_choice = [&](const char* what, int saved, int here, std::string (*text)(int)) {
+    return saved == here ? Status::Ok() : foreign(owner, what, text(saved), text(here));
+  };
+  SCAPE_RETURN_IF_ERROR(check_choice("element type", header.dtype, owner.config.dtype, type_text));
+  SCAPE_RETURN_IF_ERROR(check_choice("role", header.role, owner.config.role, role_text));
+  return check_choice("update rule", header.rule, owner.config.rule, rule_text);
 }
 
 // The arrays' sizes can only be what the buffer needs, or nothing.

@@ -383,12 +383,13 @@ void MaskedBufferImpl::finish_exchange() {
   work_.reset();
   if (!status.ok()) {
     if (status.code() == SCAPE_ERR_MISMATCH && !agreed_ && !always_dense_) {
-      status = error(SCAPE_ERR_MISMATCH,
-                     "%s (buffer '%s', role \"%s\", sparsity %g, %s here at step %llu: register it "
-                     "alike and load the same checkpoint on every rank)",
-                     status.message().c_str(), config_.name.c_str(), text_of(config_.role).c_str(),
-                     config_.sparsity, loaded_ ? "was loaded, and goes on" : "is new, and begins",
-                     static_cast<unsigned long long>(state_.step));
+      status =
+          error(SCAPE_ERR_MISMATCH,
+                "%s (buffer '%s', role \"%s\", sparsity %g, %s here at step %llu: register it "
+                "alike and load the same checkpoint on every rank)",
+                status.message().c_str(), config_.name.c_str(), role_text(config_.role).c_str(),
+                config_.sparsity, loaded_ ? "was loaded, and goes on" : "is new, and begins",
+                static_cast<unsigned long long>(state_.step));
     }
     fail(status);
     return;

@@ -39,8 +39,11 @@ struct BufferConfig {
 // A registration's element type, as collectives name it.
 DataType data_type_of(scape_dtype type);
 
-// A role as messages name it; a number that is none, as itself.
-std::string text_of(scape_role role);
+// As messages name them; a number that is none, as itself.
+std::string role_text(int role);
+std::string rule_text(int rule);
+std::string residual_text(int residual);
+std::string type_text(int type);
 
 // The options of a registration that names none, SCAPE_* variables included; what
 // scape_config_init() gives.

@@ -13,10 +13,11 @@ namespace scape::plugin {
 namespace {
 
 Status check_rates(const char* name, double lr, double weight_decay) {
-  if (!(lr >= 0) || !(weight_decay >= 0) || !std::isfinite(lr) || !std::isfinite(weight_decay) ||
-      !(lr * weight_decay < 1)) {
+  // The step is taken in fp32.
+  if (!(lr >= 0) || !(weight_decay >= 0) || !std::isfinite(static_cast<float>(lr)) ||
+      !std::isfinite(static_cast<float>(weight_decay)) || !(lr * weight_decay < 1)) {
     return error(SCAPE_ERR_ARGUMENT,
-                 "buffer '%s': lr is %g and weight_decay %g; both must be finite and not "
+                 "buffer '%s': lr is %g and weight_decay %g; both must be finite in fp32 and not "
                  "negative, and their product less than 1",
                  name, lr, weight_decay);
   }
@@ -45,7 +46,7 @@ Status MaskedBufferImpl::adams_step(float* param, double lr, double weight_decay
   if (!fused_) {
     return error(SCAPE_ERR_USAGE,
                  "buffer '%s': scape_adams_step() is for the fused role, its role is \"%s\"", name,
-                 text_of(config_.role).c_str());
+                 role_text(config_.role).c_str());
   }
   if (!failure_.ok()) return failure_;
   if (phase_ != Phase::kIdle || !step_owed_) {
@@ -104,7 +105,7 @@ Status MaskedBufferImpl::post_step(size_t offset, size_t length, const float* be
     return error(
         SCAPE_ERR_USAGE,
         "buffer '%s': scape_post_step() is for the hooked gradient role, its role is \"%s\"", name,
-        text_of(config_.role).c_str());
+        role_text(config_.role).c_str());
   }
   if (offset > count_ || length > count_ - offset) {
     return error(SCAPE_ERR_ARGUMENT,

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <iterator>
+#include <initializer_list>
 
 #include "base/settings.h"
 #include "plugin/masked/masked_buffer.h"
@@ -41,6 +41,11 @@ Status check_payload(scape_dtype payload) {
                static_cast<int>(payload));
 }
 
+std::string choice(int value, std::initializer_list<const char*> names) {
+  const auto index = static_cast<size_t>(value);
+  return index < names.size() ? names.begin()[index] : format("%d", value);
+}
+
 // A sparsity that is not below 1 keeps nothing: most likely another tool's convention.
 Status check_sparsity(const char* field, double value) {
   if (value >= 0 && value < 1) return Status::Ok();
@@ -68,13 +73,13 @@ Status check_in_place(const BufferConfig& config) {
         SCAPE_ERR_ARGUMENT,
         "config.residual is SCAPE_RESIDUAL_IN_PLACE%s with the role \"%s\"; only the fused role "
         "can keep it in place, so ask for SCAPE_RESIDUAL_INTERNAL or SCAPE_RESIDUAL_HOST",
-        by_default, text_of(config.role).c_str());
+        by_default, role_text(config.role).c_str());
   }
   if (config.dtype != SCAPE_FLOAT32) {
     return error(SCAPE_ERR_ARGUMENT,
-                 "config.residual is SCAPE_RESIDUAL_IN_PLACE%s for elements of type %d; only fp32 "
+                 "config.residual is SCAPE_RESIDUAL_IN_PLACE%s for elements of type %s; only fp32 "
                  "buffers can hold it, so ask for SCAPE_RESIDUAL_INTERNAL or SCAPE_RESIDUAL_HOST",
-                 by_default, static_cast<int>(config.dtype));
+                 by_default, type_text(config.dtype).c_str());
   }
   return Status::Ok();
 }
@@ -92,11 +97,17 @@ DataType data_type_of(scape_dtype type) {
   }
 }
 
-std::string text_of(scape_role role) {
-  static constexpr const char* kNames[] = {"fused", "first moment", "hooked gradient", "gradient"};
-  const auto index = static_cast<size_t>(role);
-  return index < std::size(kNames) ? kNames[index] : format("%d", static_cast<int>(role));
+std::string role_text(int role) {
+  return choice(role, {"fused", "first moment", "hooked gradient", "gradient"});
 }
+
+std::string rule_text(int rule) { return choice(rule, {"lazy", "plain"}); }
+
+std::string residual_text(int residual) {
+  return choice(residual, {"internal", "in place", "host memory"});
+}
+
+std::string type_text(int type) { return choice(type, {"fp32", "bf16", "fp16"}); }
 
 void default_config(scape_config* out) {
   const Settings& set = settings();

@@ -129,6 +129,24 @@ RANK_PART(F02_children_without_preload) {
   CHECK(run(child).out == argument() + "\n");
 }
 
+// A path of LD_PRELOAD that began where the program did leads to the modules wherever it goes.
+LAUNCHED_CASE(F02_relative_preload) {
+  const char* const first = std::getenv("FIELD_CASES_PRELOAD_FIRST");
+  const std::string before = first != nullptr && *first != '\0' ? std::string(first) + ":" : "";
+  std::vector<Run> runs = rank_runs("F02_relative_preload", 2);
+  for (Run& one : runs) {
+    one.environment["LD_PRELOAD"] =
+        before + "./" + std::filesystem::proximate(preload_path()).string();
+  }
+  expect(runs, {0, 0});
+}
+RANK_PART(F02_relative_preload) {
+  CHECK(::chdir("/") == 0);
+  std::vector<float> buffer(1000, 1);
+  all_reduce(buffer, self.init());
+  CHECK(buffer[0] == 2);
+}
+
 // ---- F03 ----
 
 LAUNCHED_CASE(F03_preload_not_loaded) {

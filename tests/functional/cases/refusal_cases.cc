@@ -175,6 +175,36 @@ RANK_PART(what_goes_dense_and_what_is_lost_is_said) {
   CHECK(scape_load_state_file("") == SCAPE_ERR_ARGUMENT && error_names("path is empty"));
 }
 
+// State waits for a buffer of its count; one of its name with another count does not pass it by in
+// silence.
+LAUNCHED_CASE(state_of_another_count_is_said_to_wait) {
+  std::vector<Run> runs = rank_runs("state_of_another_count_is_said_to_wait", 2);
+  for (const Outcome& outcome : expect(runs, {0, 0})) {
+    const std::string line =
+        "buffer \"changed\" has 60 elements and begins anew, while the loaded state of that name "
+        "has "
+        "100";
+    const size_t at = outcome.err.find(line);
+    CHECK_SAYING(at != std::string::npos, outcome.err);
+    CHECK_SAYING(outcome.err.find(line, at + 1) == std::string::npos, outcome.err);
+  }
+}
+RANK_PART(state_of_another_count_is_said_to_wait) {
+  const ncclComm_t comm = self.init();
+  std::vector<float> buffer(100, 1);
+  const scape_registration first = add(buffer.data(), 100, "changed", 0.5);
+  all_reduce(buffer, comm);
+  size_t needed = 0;
+  SCAPE(scape_save_state(nullptr, 0, &needed));
+  std::vector<char> state(needed);
+  SCAPE(scape_save_state(state.data(), needed, &needed));
+  SCAPE(scape_unregister(first));
+  buffer.resize(60);
+  add(buffer.data(), 60, "changed", 0.5);
+  SCAPE(scape_load_state(state.data(), state.size()));
+  for (int step = 0; step < 3; ++step) all_reduce(buffer, comm);
+}
+
 // Lines are not lost where their file cannot be opened, and the reason is the first of them.
 LAUNCHED_CASE(a_log_file_that_cannot_be_opened_is_named) {
   std::vector<Run> runs = rank_runs("a_log_file_that_cannot_be_opened_is_named", 1);
