@@ -4,6 +4,7 @@ hyperparameters, the choice to be sparse.
 
 import contextlib
 import gc
+import hashlib
 import itertools
 
 import torch
@@ -108,9 +109,13 @@ def check_options(options):
 
 
 def check_communicator(communicator, use_scape):
-    """Raises ValueError unless these are what AdamS and wrap() take."""
+    """Raises ValueError unless these are what AdamS and wrap() take, and ScapeError where dense
+    training is no option and Scape is absent: before other ranks are waited for.
+    """
     if use_scape not in (None, False, True):
         raise ValueError(f"use_scape is {use_scape!r}: must be None, False or True")
+    if use_scape or (use_scape is None and lib.is_required()):
+        lib.require()
     if communicator is None:
         return
     calls = (getattr(communicator, name, None) for name in ("all_reduce", "broadcast"))
@@ -179,6 +184,54 @@ def make_buckets(parameters):
         ("vectors", [p for p in trained if p.dim() <= 1]),
     )
     return [(kind, FlatBucket(members)) for kind, members in kinds if members]
+
+
+def check_alike(communicator, index, group):
+    """ScapeError on every rank where the ranks' parameters of a group differ in number, order,
+    shape or being frozen: flat buffers of one length would be exchanged, and mix them up.
+
+    Collective. Takes no more of a communicator than the optimizers do.
+    """
+    if communicator.size == 1:
+        return
+    names = group.get("param_names") or itertools.repeat("")
+    mine = [
+        " ".join(filter(None, (name, str(tuple(p.shape)), "" if p.requires_grad else "frozen")))
+        for name, p in zip(names, group["params"])
+    ]
+    device = group["params"][0].device if group["params"] else "cpu"
+    digest = hashlib.sha256("\n".join(mine).encode()).digest()[:16]
+    own = torch.tensor(list(digest), dtype=torch.float32, device=device)
+    first = communicator.broadcast(own.clone(), root=0)
+    differs = torch.zeros(communicator.size, device=device)
+    differs[communicator.rank] = float(not torch.equal(own, first))
+    communicator.all_reduce(differs, "avg")
+    if not differs.any():
+        return
+    rank = int(differs.nonzero()[0])
+    theirs = [_lines_of(communicator, mine, root, device) for root in (0, rank)]
+    place, (a, b) = next(
+        (place, pair)
+        for place, pair in enumerate(itertools.zip_longest(*theirs, fillvalue="none"))
+        if pair[0] != pair[1]
+    )
+    raise lib.ScapeError(
+        lib.Status.MISMATCH,
+        f"parameter {place} of group {index} is {a} on rank 0 and {b} on rank {rank}: give every"
+        " rank the same model, and its parameters in the same order",
+    )
+
+
+def _lines_of(communicator, lines, root, device):
+    """The lines that rank `root` has, on every rank."""
+    data = torch.tensor(list("\n".join(lines).encode()), dtype=torch.float32, device=device)
+    count = communicator.broadcast(torch.tensor([float(len(data))], device=device), root=root)
+    if communicator.rank != root:
+        data = torch.empty(int(count), dtype=torch.float32, device=device)
+    if len(data) > 0:
+        communicator.broadcast(data, root=root)
+    text = bytes(data.to(torch.uint8).tolist()).decode()
+    return text.split("\n") if text else []
 
 
 def check_frozen(left_out):

@@ -1,5 +1,6 @@
 """Who the other ranks are, and a communicator over them, without initialising a process group."""
 
+import atexit
 import datetime
 import math
 import os
@@ -122,7 +123,7 @@ class _Meeting:
                     ) from None
             time.sleep(0.1)
 
-    def say(self, value=b"here"):
+    def say(self, value):
         """Leaves this rank's value for the others."""
         store = self.store()
         try:
@@ -130,16 +131,16 @@ class _Meeting:
         except RuntimeError as error:
             raise self._gone(error) from None
 
-    def hear(self, ranks):
-        """What the ranks named said, once all have."""
+    def hear(self):
+        """What each rank said, once all have."""
         store = self.store()
-        keys = [self._key(rank) for rank in ranks]
+        keys = [self._key(rank) for rank in range(self._size)]
         try:
             store.wait(keys, self._left())
-            return [bytes(store.get(key)) for key in keys]
+            return [bytes(value) for value in store.multi_get(keys)]
         except RuntimeError as error:
             try:
-                missing = [rank for rank in ranks if not store.check([self._key(rank)])]
+                missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
             except RuntimeError:
                 missing = []
             if not missing:
@@ -148,8 +149,24 @@ class _Meeting:
         raise lib.ScapeError(
             lib.Status.TIMEOUT,
             f"rank {shown} of {self._size} did not come within {self._seconds:g} s"
-            " (SCAPE_BOOTSTRAP_TIMEOUT); see whether it started, and how it ended",
+            " (SCAPE_BOOTSTRAP_TIMEOUT); see whether it started, how it ended, and whether"
+            " libscape_nccl.so is in its process as in this one",
         )
+
+    def agree(self, kind, value=b""):
+        """What rank 0 gave as its value. ScapeError where the ranks are not all of one kind."""
+        self.say(kind.encode() + b":" + value)
+        said = [word.partition(b":") for word in self.hear()]
+        first = said[0][0].decode()
+        for rank, (other, _, _) in enumerate(said):
+            if other.decode() != first:
+                raise lib.ScapeError(
+                    lib.Status.MISMATCH,
+                    f"rank 0 is to exchange over {_KINDS[first]}, rank {rank} over"
+                    f" {_KINDS[other.decode()]}: start all ranks alike, with or without"
+                    " LD_PRELOAD=/path/to/libscape_nccl.so (or scape-run)",
+                )
+        return said[0][2]
 
     def _key(self, rank):
         return f"{self._scope}/{rank}"
@@ -162,6 +179,14 @@ class _Meeting:
         )
 
 
+# What a rank exchanges over, as it tells the others.
+_KINDS = {
+    "scape": "NCCL with libscape_nccl.so in the process",
+    "nccl": "NCCL without libscape_nccl.so",
+    "gloo": "Gloo without libscape_nccl.so",
+}
+
+
 def _first_line(error):
     return str(error).partition("\n")[0]
 
@@ -171,12 +196,9 @@ def nccl_from_env():
     rank, size = world_from_env()
     if size == 1:
         return nccl.Communicator(nccl.get_unique_id(), 0, 1)
-    meeting = _Meeting(rank, size)
-    if rank == 0:
-        unique_id = nccl.get_unique_id()
-        meeting.say(bytes(unique_id))
-    else:
-        unique_id = nccl.UniqueId.from_bytes(meeting.hear([0])[0])
+    kind = "nccl" if lib.version() is None else "scape"
+    mine = bytes(nccl.get_unique_id()) if rank == 0 else b""
+    unique_id = nccl.UniqueId.from_bytes(_Meeting(rank, size).agree(kind, mine))
     return nccl.Communicator(unique_id, rank, size)
 
 
@@ -233,6 +255,20 @@ class TorchCommunicator:
         return tensor
 
 
+_shared = {}  # by process, since a forked child cannot use its parent's, and device
+
+
+def shared_from_env(device="cpu"):
+    """from_env()'s communicator, one for all optimizers of the process: each costs a thread and
+    some twenty descriptors. Another one where it has failed or was destroyed. Collective.
+    """
+    key = (os.getpid(), str(device))
+    found = _shared.get(key)
+    if not isinstance(found, nccl.Communicator) or not found.is_usable():
+        found = _shared[key] = from_env(device)
+    return found
+
+
 def from_env(device="cpu"):
     """A communicator over the ranks that the launcher started, for tensors on `device`.
 
@@ -251,8 +287,7 @@ def from_env(device="cpu"):
 
     if not dist.is_initialized():
         meeting = _Meeting(rank, size)
-        meeting.say()
-        meeting.hear(range(size))
+        meeting.agree("gloo")
         timeout = datetime.timedelta(minutes=5)
         dist.init_process_group(
             "gloo",
@@ -261,4 +296,13 @@ def from_env(device="cpu"):
             world_size=size,
             timeout=timeout,
         )
+        # Left to the interpreter's end, Gloo's threads now and then abort the process.
+        atexit.register(_end_process_group)
     return TorchCommunicator()
+
+
+def _end_process_group():
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()

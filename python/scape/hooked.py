@@ -10,6 +10,7 @@ from . import _saved, distributed
 from ._buckets import (
     Bucket,
     all_reduce,
+    check_alike,
     check_communicator,
     check_frozen,
     check_group,
@@ -48,7 +49,8 @@ def wrap(
     must keep AdamS's m, read `lr`, `betas`, `eps` and `weight_decay` (decoupled) from its groups,
     and have taken no step yet; Adam, AdamW and others of torch's own are refused, since they keep a
     second moment, and so is amsgrad. Parameters become views of flat buffers. step(closure) is
-    refused.
+    refused. A GradScaler calls step() only on ranks without an overflow, and leaves the others
+    behind: with one, reduce its verdict over the ranks first, or use scape.AdamS, which does.
 
     Collective; the arguments are those of AdamS. state_dict() gains an entry "scape".
     """
@@ -141,8 +143,9 @@ class Hooked:
             if index == 0:
                 if self._communicator is None:
                     device = layout[0][1].param.device if layout else "cpu"
-                    self._communicator = distributed.from_env(device)
+                    self._communicator = distributed.shared_from_env(device)
                 self._sparse = choose_sparse(self._communicator, use_scape, "the wrapped optimizer")
+            check_alike(self._communicator, index, group)
             for kind, flat in layout:
                 self._communicator.broadcast(flat.param, root=0)
                 bucket = Bucket(index, f"{self._name}.{index}.{kind}", kind, flat)

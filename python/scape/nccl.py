@@ -233,6 +233,14 @@ class Communicator:
         if result.value not in (0, 7):
             raise NcclError(result.value, f"communicator failed: {_reason(result.value)}")
 
+    def is_usable(self):
+        """False once it has failed or was ended."""
+        try:
+            self.async_error()
+        except NcclError:
+            return False
+        return True
+
     def destroy(self):
         """Ends the communicator once its work is done. A second call does nothing."""
         handle, self._handle = self._handle, None

@@ -10,6 +10,7 @@ from . import _saved, distributed
 from ._buckets import (
     Bucket,
     all_reduce,
+    check_alike,
     check_communicator,
     check_frozen,
     check_group,
@@ -59,6 +60,9 @@ class AdamS(torch.optim.Optimizer):
     one whose gradient is zero: unlike torch's optimizers, which leave it alone then, momentum and
     decay go on.
 
+    torch.amp.GradScaler: scaler.step(optimizer) as ever. Where a gradient overflowed on any rank no
+    rank steps; scales may differ between ranks.
+
     residual="in_place" saves 4 bytes an element and one pass over memory a step: what was not sent
     stays in the gradient buffer. Then p.grad is more than a gradient, and
       - never clip, rescale or unscale it (no clip_grad_norm_(), no GradScaler): that scales what
@@ -85,6 +89,10 @@ class AdamS(torch.optim.Optimizer):
     use_scape: None: whenever it is active; False: never; True: or else ScapeError.
     name: identifies the buffers on all ranks and in saved state.
     """
+
+    # GradScaler.step() then calls step() in any case, with its verdict in found_inf and, unless
+    # unscale_() was called, its scale in grad_scale.
+    _step_supports_amp_scaling = True
 
     def __init__(
         self,
@@ -126,6 +134,7 @@ class AdamS(torch.optim.Optimizer):
         self._buckets = []
         self._frozen = []
         self._reduced = False
+        self._closed = False
         self._looked_around = False
         self._steps = 0
         self._communicator = communicator
@@ -158,9 +167,10 @@ class AdamS(torch.optim.Optimizer):
         layout = make_buckets(group["params"])
         if self._communicator is None:
             device = layout[0][1].param.device if layout else "cpu"
-            self._communicator = distributed.from_env(device)
+            self._communicator = distributed.shared_from_env(device)
         if self._sparse is None:
             self._sparse = choose_sparse(self._communicator, self._use_scape, "AdamS")
+        check_alike(self._communicator, index, group)
         for kind, flat in layout:
             bucket = _Bucket(index, f"{self._name}.{index}.{kind}", kind, flat)
             self._communicator.broadcast(flat.param, root=0)
@@ -200,6 +210,10 @@ class AdamS(torch.optim.Optimizer):
         For who times it, or reads the mean gradient of dense training. Between it and step()
         gradients kept in place must not be written.
         """
+        self._exchange(None)
+
+    def _exchange(self, scale):
+        self._check_open()
         if self._reduced:
             raise lib.ScapeError(
                 lib.Status.USAGE, "all_reduce() was called twice without a step() in between"
@@ -215,6 +229,8 @@ class AdamS(torch.optim.Optimizer):
                 bucket.flat.check_gradients()
             else:
                 bucket.flat.gather_gradients()
+                if scale is not None:
+                    bucket.flat.grad.div_(scale)
         all_reduce(self._buckets, self._communicator)
         for bucket in self._buckets:
             bucket.called = True
@@ -226,6 +242,7 @@ class AdamS(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         """One step of all ranks: exchanges the gradients unless all_reduce() has, then updates."""
+        self._check_open()
         loss = None
         if closure is not None:
             if self._reduced:
@@ -242,8 +259,11 @@ class AdamS(torch.optim.Optimizer):
             for bucket in self._buckets:
                 group = self.param_groups[bucket.group_index]
                 check_unchanged(bucket.name, group, bucket.registered)
+        found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if found_inf is not None and not self._may_step(found_inf, scale):
+            return loss
         if not self._reduced:
-            self.all_reduce()
+            self._exchange(scale)
         for bucket in self._buckets:
             group = self.param_groups[bucket.group_index]
             if self._sparse:
@@ -254,6 +274,23 @@ class AdamS(torch.optim.Optimizer):
         self._reduced = False
         self._steps += 1
         return loss
+
+    def _may_step(self, found_inf, scale):
+        """What all ranks make of a loss scaler's verdict."""
+        if self._in_place and scale is not None:
+            raise lib.ScapeError(
+                lib.Status.USAGE,
+                "GradScaler.step() with the residual in place: unscaling would scale what waits as"
+                ' well; make the optimizer with residual="internal"',
+            )
+        if self._reduced:
+            raise lib.ScapeError(
+                lib.Status.USAGE,
+                "GradScaler.step() after all_reduce(): gradients were exchanged before they were"
+                " known to be finite; leave the exchange to step()",
+            )
+        found = found_inf.detach().reshape(1).to(torch.float32, copy=True)
+        return not self._communicator.all_reduce(found, "max").item()
 
     def _masked_step(self, bucket, group):
         flat = bucket.flat
@@ -293,6 +330,7 @@ class AdamS(torch.optim.Optimizer):
         """Collective: one dense step that sends what has waited; before a last checkpoint, or
         before going on dense. Without Scape there is nothing to send.
         """
+        self._check_open()
         if self._reduced:
             raise lib.ScapeError(lib.Status.USAGE, "flush() between all_reduce() and step()")
         if not self._sparse:
@@ -309,8 +347,15 @@ class AdamS(torch.optim.Optimizer):
                 bucket.version = bucket.flat.grad._version
 
     def close(self):
-        """Ends the registrations. Parameters and gradients stay where they are. Idempotent."""
+        """Ends the registrations, and with them the optimizer's use. Parameters and gradients stay
+        where they are. Idempotent.
+        """
+        self._closed = True
         self._finalizer()
+
+    def _check_open(self):
+        if self._closed:
+            raise lib.ScapeError(lib.Status.USAGE, "the optimizer was closed: make a new one")
 
     def __getstate__(self):
         raise lib.ScapeError(
@@ -326,6 +371,7 @@ class AdamS(torch.optim.Optimizer):
         """As torch's, with the first moment as `exp_avg`, and under "scape" this rank's own state:
         residual, ages, masks, step. Every rank saves its own.
         """
+        self._check_open()
         if self._reduced:
             raise lib.ScapeError(lib.Status.USAGE, "state_dict() between all_reduce() and step()")
         for bucket in self._buckets:
@@ -357,6 +403,7 @@ class AdamS(torch.optim.Optimizer):
         Between Scape and dense training the first moment, or the residual, is not carried over; a
         line says so.
         """
+        self._check_open()
         if self._reduced:
             raise lib.ScapeError(
                 lib.Status.USAGE, "load_state_dict() between all_reduce() and step()"

@@ -61,20 +61,21 @@ def free_port():
 
 
 def run_ranks(script, size, *arguments, preload=None, environment=None, timeout=280):
-    """Starts `size` ranks of a script of this folder, as torchrun would.
+    """Starts `size` ranks of a script of this folder, as torchrun would. `preload`: the library of
+    all ranks, or a list with one, or None, for each.
 
     Returns [(status, stdout, stderr)] in rank order. When one has not ended after `timeout` seconds
     all are ended, and where each was in its Python code is in its stderr.
     """
     base = clean_environment()
-    if preload:
-        base.update(LD_PRELOAD=preload, SCAPE_MODE="host")
     base.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(size))
     base.update(environment or {})
+    preloads = preload if isinstance(preload, list) else [preload] * size
+    sparse = [{"LD_PRELOAD": each, "SCAPE_MODE": "host"} if each else {} for each in preloads]
     ranks = [
         subprocess.Popen(
             [sys.executable, os.path.join(HERE, script), *map(str, arguments)],
-            env={**base, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={**base, **sparse[rank], "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -85,3 +85,40 @@ def test_saving_rules_and_other_roles(size, cases, tmp_path, library):
         thetas = [np.load(tmp_path / f"{case}{rank}.npz")["theta"] for rank in range(size)]
         for other in thetas[1:]:
             np.testing.assert_array_equal(thetas[0], other, err_msg=case)
+
+
+@pytest.mark.parametrize("preloaded", [True, False])
+@pytest.mark.parametrize("unscale", ["unscale", "leave"])
+def test_no_rank_steps_where_one_overflows(preloaded, unscale, tmp_path, library):
+    preload = library if preloaded else None
+    assert_all_ended_well(run_ranks("worker_amp.py", 2, tmp_path, unscale, preload=preload))
+    assert (tmp_path / "0.bin").read_bytes() == (tmp_path / "1.bin").read_bytes()
+
+
+@pytest.mark.parametrize("preloaded", [True, False])
+@pytest.mark.parametrize("how", ["AdamS", "wrap"])
+def test_models_that_differ_are_refused_on_all_ranks(preloaded, how, library):
+    preload = library if preloaded else None
+    results = run_ranks("worker_layout.py", 3, how, preload=preload)
+    assert_all_ended_well(results)
+    for _, out, _ in results:
+        for text in (
+            "transposed: parameter 0 of group 0 is (20, 30) on rank 0 and (30, 20) on rank 2",
+            "order: parameter 0 of group 0 is (20, 30) on rank 0 and (20, 20) on rank 2",
+            "frozen: parameter 1 of group 0 is (20, 20) frozen on rank 0 and (20, 20) on rank 2",
+            "fewer: parameter 2 of group 0 is (20, 20) on rank 0 and none on rank 2",
+            "alike: taken",
+        ):
+            assert text in out, out
+
+
+@pytest.mark.parametrize("without", [0, 1])
+def test_a_rank_without_the_library_is_told_of_on_all(without, library):
+    results = run_ranks(
+        "worker_layout.py", 2, "AdamS", preload=[None if r == without else library for r in (0, 1)]
+    )
+    over = ["NCCL with libscape_nccl.so", "Gloo without libscape_nccl.so"]
+    first, second = over[without == 0], over[without == 1]
+    for _, out, err in results:
+        assert f"rank 0 is to exchange over {first}" in out + err, out + err
+        assert f"rank 1 over {second}" in out + err, out + err
