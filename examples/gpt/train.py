@@ -66,6 +66,13 @@ class DenseAdamW:
         self._adamw.zero_grad(set_to_none=False)
 
 
+def positive(text):
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value}: must be 1 or more")
+    return value
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -81,12 +88,12 @@ def parse_arguments():
         help="where what was not sent waits: in the gradients, which nothing here clips or scales,"
         " in the library, or there in host memory",
     )
-    add("--steps", type=int, default=600)
-    add("--batch", type=int, default=8, help="sequences per rank and step (8)")
-    add("--context", type=int, default=128, help="bytes per sequence (128)")
-    add("--width", type=int, default=128)
-    add("--layers", type=int, default=4)
-    add("--heads", type=int, default=4)
+    add("--steps", type=positive, default=600)
+    add("--batch", type=positive, default=8, help="sequences per rank and step (8)")
+    add("--context", type=positive, default=128, help="bytes per sequence (128)")
+    add("--width", type=positive, default=128)
+    add("--layers", type=positive, default=4)
+    add("--heads", type=positive, default=4)
     add("--lr", type=float, default=2e-3)
     add("--lr-warmup", type=float, default=0.05, help="fraction of the run with rising lr (0.05)")
     add("--weight-decay", type=float, default=0.1)
@@ -99,16 +106,16 @@ def parse_arguments():
         metavar="FOLDER",
         help="text to train on; default: Python's own sources",
     )
-    add("--max-bytes", type=int, default=24_000_000, help="read at most so much text (24 MB)")
-    add("--log-every", type=int, default=20)
-    add("--eval-every", type=int, default=100)
-    add("--eval-windows", type=int, default=256, help="windows of the final validation (256)")
+    add("--max-bytes", type=positive, default=24_000_000, help="read at most so much text (24 MB)")
+    add("--log-every", type=positive, default=20)
+    add("--eval-every", type=positive, default=100)
+    add("--eval-windows", type=positive, default=256, help="windows of the final validation (256)")
     add(
         "--json",
         metavar="FILE",
         help="write one JSON object per line: config, steps, evals, summary",
     )
-    add("--threads", type=int, default=1, help="torch threads per rank (1)")
+    add("--threads", type=positive, default=1, help="torch threads per rank (1)")
     return parser.parse_args()
 
 

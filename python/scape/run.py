@@ -43,6 +43,10 @@ def find_library(explicit=None, environ=os.environ):
             found = os.path.join(path, _LIBRARY) if os.path.isdir(path) else path
             if not os.path.isfile(found):
                 raise LaunchError(f"{source} is {path}: there is no {_LIBRARY} there")
+            # The loader passes over what is no library with a line, and runs the program without.
+            with open(found, "rb") as file:
+                if file.read(4) != b"\x7fELF":
+                    raise LaunchError(f"{source} is {path}: that is no shared library")
             return os.path.abspath(found)
     package = os.path.dirname(os.path.abspath(__file__))
     places = [
@@ -119,7 +123,9 @@ def build_environment(args, environ):
     for setting in args.set:
         name, separator, value = setting.partition("=")
         if not separator or not re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
-            raise LaunchError(f"--set {setting}: must be NAME=VALUE, e.g. --set UCX_TLS=tcp")
+            raise LaunchError(
+                f"--set {setting}: must be NAME=VALUE with NAME in capitals, e.g. UCX_TLS=tcp"
+            )
         result[name] = value
     return result
 
@@ -134,7 +140,8 @@ def build_command(args):
     # Words (gpu, auto) are torchrun's to judge; a count that is none ends it in a bare assertion.
     if re.fullmatch(r"[+-]?\d+", count) and int(count) < 1:
         raise LaunchError(
-            f"--nproc-per-node is {count}: must be 1 or more, or a word that torchrun takes (gpu, auto)"
+            f"--nproc-per-node is {count}: must be 1 or more, or a word that torchrun takes (gpu,"
+            " auto)"
         )
     launcher = [sys.executable, "-m", "torch.distributed.run"]
     launcher += ["--nproc-per-node", count, *args.torchrun_arg]

@@ -82,3 +82,11 @@ def test_without_the_library_it_trains_dense(root, optimizer, tmp_path):
     assert not summary["sparse"] and summary["sent_bytes_per_step"] is None
     assert summary["validation_loss"] < records["step"][0]["loss"] - 0.5
     assert ("LD_PRELOAD" in result.stderr) == (optimizer == "scape-adams")
+
+
+@pytest.mark.parametrize("option", ["--steps", "--batch", "--log-every", "--eval-windows"])
+def test_counts_below_one_are_refused_in_a_line(option, root):
+    command = [sys.executable, os.path.join(root, "examples/gpt/train.py"), option, "0"]
+    result = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr.endswith(f"error: argument {option}: 0: must be 1 or more\n")

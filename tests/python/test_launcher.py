@@ -98,6 +98,8 @@ def test_library_is_found_by_flag_variable_and_folder(libraries, tmp_path):
     assert launcher.find_library(None, {"SCAPE_LIB": str(tmp_path)}) == scape
     with pytest.raises(launcher.LaunchError, match="SCAPE_LIB is /nowhere"):
         launcher.find_library(None, {"SCAPE_LIB": "/nowhere"})
+    with pytest.raises(launcher.LaunchError, match="empty.c: that is no shared library"):
+        launcher.find_library(str(tmp_path / "empty.c"), {})
 
 
 def test_flags_become_variables(libraries):
