@@ -39,6 +39,13 @@ test-asan test-tsan: test-%: ## the test suite built with address and undefined-
 test-torch-cuda: build ## the library beside PyTorch's CUDA wheel, without a GPU (takes 5 GB once)
 	python3 tests/torch_wheel/check.py
 
+.PHONY: test-arm
+test-arm: ## unit tests built for 64-bit Arm and run in an emulator (adds the architecture arm64 to dpkg)
+	@tools/setup.sh arm
+	cmake --preset arm
+	cmake --build --preset arm
+	ctest --preset arm
+
 .PHONY: fuzz
 FUZZ_SECONDS ?= 20
 fuzz: ## each fuzz target for FUZZ_SECONDS (20) under libFuzzer, with the sanitizers of test-asan

@@ -5,6 +5,7 @@
 #   tools/setup.sh demo-net and what test hosts are made with
 #   tools/setup.sh test     and Clang, nvcc, and the NCCL wheels that the declarations are checked against
 #   tools/setup.sh fuzz     Debian packages only: clang with libFuzzer and its sanitizers
+#   tools/setup.sh arm      Debian packages only: compilers for 64-bit Arm, an emulator, and Arm's libraries
 # What is there already is left alone; nothing needs root where the packages are there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,7 +25,11 @@ case $what in
   demo-net) packages="$packages python3 python3-venv python3-dev iproute2" ;;
   test) packages="$packages python3 python3-venv python3-dev git binutils clang procps iproute2 libboost-context-dev qemu-user openmpi-bin libopenmpi-dev" ;;
   fuzz) packages="$packages python3 libboost-context-dev clang libclang-rt-14-dev llvm" ;;
-  *) echo "usage: tools/setup.sh build|demo|demo-net|test|fuzz" >&2; exit 2 ;;
+  arm)
+    packages="cmake ninja-build pkg-config python3 git g++-aarch64-linux-gnu qemu-user nlohmann-json3-dev"
+    for library in ucx fabric hwloc hwy gtest gmock boost-context; do packages="$packages lib$library-dev:arm64"; done
+    ;;
+  *) echo "usage: tools/setup.sh build|demo|demo-net|test|fuzz|arm" >&2; exit 2 ;;
 esac
 
 missing=""
@@ -41,10 +46,11 @@ if [ -n "$missing" ]; then
     fi
     as_root=sudo
   fi
+  [ "$what" != arm ] || $as_root dpkg --add-architecture arm64
   $as_root apt-get update -qq
   $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
 fi
-case $what in build | fuzz) exit 0 ;; esac
+case $what in build | fuzz | arm) exit 0 ;; esac
 
 # A Python with torch >= 2.4 is taken as it is, through a virtual environment that sees it; else one is made.
 venv=build/venv
