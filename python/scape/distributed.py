@@ -157,14 +157,14 @@ class _Meeting:
         """What rank 0 gave as its value. ScapeError where the ranks are not all of one kind."""
         self.say(kind.encode() + b":" + value)
         said = [word.partition(b":") for word in self.hear()]
-        first = said[0][0].decode()
-        for rank, (other, _, _) in enumerate(said):
-            if other.decode() != first:
+        kinds = [_KINDS.get(kind.decode(), "another version of scape") for kind, _, _ in said]
+        for rank, other in enumerate(kinds):
+            if other != kinds[0]:
                 raise lib.ScapeError(
                     lib.Status.MISMATCH,
-                    f"rank 0 is to exchange over {_KINDS[first]}, rank {rank} over"
-                    f" {_KINDS[other.decode()]}: start all ranks alike, with or without"
-                    " LD_PRELOAD=/path/to/libscape_nccl.so (or scape-run)",
+                    f"rank 0 is to exchange over {kinds[0]}, rank {rank} over {other}: start all"
+                    " ranks alike, with or without LD_PRELOAD=/path/to/libscape_nccl.so (or"
+                    " scape-run)",
                 )
         return said[0][2]
 
