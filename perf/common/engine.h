@@ -46,8 +46,8 @@ class Stream {
   explicit Stream(Session& session) : session_(session) {}
   Status open(size_t bytes);
   Status pass();  // collective
-  // Bytes read and written a second by one rank: medians over passes, their mean over ranks.
-  // Collective.
+  // Bytes read and written a second by one rank, by the median pass, each of which lasts until the
+  // last rank's is over. Alike on all ranks.
   Status rate(double* gigabytes_per_second);
 
  private:
