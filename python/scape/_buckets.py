@@ -250,13 +250,12 @@ def choose_sparse(communicator, wanted, what):
     """True when registrations can and should be made; says why not, and stops where SCAPE_REQUIRED
     is set.
 
-    wanted: None (whenever Scape is active), False (never), True (or else ScapeError).
+    wanted: None (whenever Scape is active), False (never), True (or else ScapeError). That it is
+    active where it has to be is check_communicator()'s to see.
     """
     if wanted is False:
         return False
     if not lib.is_active():
-        if wanted or lib.is_required():
-            lib.require()
         lib.warn_once(f"{what} trains dense: {lib.why_inactive()}")
         return False
     if not isinstance(communicator, nccl.Communicator):

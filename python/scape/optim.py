@@ -134,7 +134,6 @@ class AdamS(torch.optim.Optimizer):
         self._buckets = []
         self._frozen = []
         self._reduced = False
-        self._closed = False
         self._looked_around = False
         self._steps = 0
         self._communicator = communicator
@@ -210,10 +209,10 @@ class AdamS(torch.optim.Optimizer):
         For who times it, or reads the mean gradient of dense training. Between it and step()
         gradients kept in place must not be written.
         """
+        self._check_open()
         self._exchange(None)
 
     def _exchange(self, scale):
-        self._check_open()
         if self._reduced:
             raise lib.ScapeError(
                 lib.Status.USAGE, "all_reduce() was called twice without a step() in between"
@@ -350,11 +349,10 @@ class AdamS(torch.optim.Optimizer):
         """Ends the registrations, and with them the optimizer's use. Parameters and gradients stay
         where they are. Idempotent.
         """
-        self._closed = True
         self._finalizer()
 
     def _check_open(self):
-        if self._closed:
+        if not self._finalizer.alive:
             raise lib.ScapeError(lib.Status.USAGE, "the optimizer was closed: make a new one")
 
     def __getstate__(self):

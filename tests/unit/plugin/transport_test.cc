@@ -72,12 +72,16 @@ void finish(Transport& transport, const Operation& operation) {
   }
 }
 
+bool over_libfabric() {
+  const char* const name = std::getenv("SCAPE_TRANSPORT");
+  return name != nullptr && name == std::string_view("ofi");
+}
+
 // UCX aborts the process whose peer dies while it waits for connect() (plugin/transport/ucx).
 // Whether it waits is a setting of its TCP, whose name differs between versions and which it takes
 // in silence if unknown: it says at the level debug what it has applied.
 TEST(Transport, UcxDoesNotWaitForTcpConnections) {
-  const char* const transport_name = std::getenv("SCAPE_TRANSPORT");
-  if (transport_name != nullptr && transport_name == std::string_view("ofi")) {
+  if (over_libfabric()) {
     GTEST_SKIP() << "about UCX";
   }
   const std::string log = ::testing::TempDir() + "ucx_log_" + std::to_string(::getpid());
@@ -99,8 +103,7 @@ TEST(Transport, UcxDoesNotWaitForTcpConnections) {
 // Large messages stay in the sender's memory until they are received. Where the sender is dead by
 // then the receives fail; the receiver lives on, and can end its transport.
 TEST(Transport, AMessageOfADeadPeerFailsAndHarmsNothing) {
-  const char* const transport_name = std::getenv("SCAPE_TRANSPORT");
-  if (transport_name != nullptr && transport_name == std::string_view("ofi")) {
+  if (over_libfabric()) {
     GTEST_SKIP() << "libfabric 1.17's rxm keeps messages that nobody took beyond their connection, "
                     "whose memory a receive then uses (address sanitizer)";
   }
