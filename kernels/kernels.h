@@ -45,14 +45,6 @@ struct StepParams {
   uint32_t decay_size = 0;
 };
 
-// The ages that are gathered while elements are packed: ages[i] of the i-th masked element gets
-// uint16(t - last[j]).
-struct AgeGather {
-  const uint16_t* last = nullptr;
-  uint16_t t = 0;
-  uint16_t* ages = nullptr;
-};
-
 struct Ops {
   const char* name;  // "scalar", "baseline", "avx2", "avx512", "neon"
 
@@ -62,26 +54,24 @@ struct Ops {
   void (*from_float)(Type type, const float* in, void* out, size_t n);
 
   // ---- pack: step 1 and the gather of step 2 ----
-  // residual[j] += gradient[j] for all j; payload gets the masked sums, ages.ages their ages.
-  // Returns the number packed.
+  // residual[j] += gradient[j] for all j; payload gets the masked sums. Returns the number packed.
   size_t (*accumulate_pack)(Type type, const void* gradient, float* residual, const uint64_t* mask,
-                            size_t n, float* payload, const AgeGather& ages);
+                            size_t n, float* payload);
   // The same for the first-moment role: gradient[j] = (x[j] - beta1 * m[j]) / (1 - beta1), in this
   // order.
   size_t (*accumulate_pack_moment)(Type type, const void* x, const float* m, float beta1,
-                                   float* residual, const uint64_t* mask, size_t n, float* payload,
-                                   const AgeGather& ages);
-  // payload gets values[j] of the masked j, ages.ages their ages.
-  size_t (*gather)(const float* values, const uint64_t* mask, size_t n, float* payload,
-                   const AgeGather& ages);
+                                   float* residual, const uint64_t* mask, size_t n, float* payload);
+  // payload gets values[j] of the masked j.
+  size_t (*gather)(const float* values, const uint64_t* mask, size_t n, float* payload);
   // values[j] of the masked j get payload.
   size_t (*scatter)(const float* payload, const uint64_t* mask, size_t n, float* values);
   // values[j] of the masked j get 0.
   void (*clear_masked)(float* values, const uint64_t* mask, size_t n);
   // values[j] of the masked j get 0 where they are not finite. Returns how many were not.
   size_t (*clear_masked_nonfinite)(float* values, const uint64_t* mask, size_t n);
-  // The ages alone. Returns the number gathered.
-  size_t (*gather_ages)(const uint64_t* mask, size_t n, const AgeGather& ages);
+  // ages get uint16(t - last[j]) of the masked j, in index order. Returns the number gathered.
+  size_t (*gather_ages)(const uint64_t* mask, size_t n, const uint16_t* last, uint16_t t,
+                        uint16_t* ages);
 
   // ---- codec bf16: what is sent is (1 - beta1^age) * u / age; the error, times age / (1 -
   // beta1^age), is the sender's new residual ----

@@ -44,11 +44,6 @@ inline constexpr size_t kCompressFromMemory = 4 * kRun;
 inline constexpr size_t kCompressFromCache = 3 * kRun;
 #endif
 
-// Between these and the above, the walk over values in the cache waits for their ages: asked for
-// kAhead words before. Below, there are so few that asking costs more.
-inline constexpr size_t kPrefetchAges = kRun / 4;
-inline constexpr size_t kAhead = 8;
-
 // Set bits of kRun words, or in proportion.
 HWY_INLINE size_t bits_of_run(const uint64_t* mask, size_t words) {
   size_t bits = 0;
@@ -76,73 +71,67 @@ HWY_INLINE uint16_t* compress_ages(const uint16_t* last, uint64_t bits, uint16_t
   return ages + std::popcount(bits);
 }
 
-// A word's masked elements on their way out: values to `payload`, ages to `ages`.
-struct Packer {
-  float* payload;
-  const uint16_t* last;
-  uint16_t t;
-  uint16_t* ages;
-
-  HWY_INLINE void walk(const float* values, uint64_t word, size_t base) {
-    for_each_bit(word, base, [&](size_t j) {
-      *payload++ = values[j];
-      *ages++ = age_of(last[j], t);
-    });
+// The masked ones of values[0 .. 64), in order, first; writes up to kLanes elements more and
+// returns where the next ones go. Compresses in registers and stores whole vectors: compressing
+// stores to memory are microcoded on some CPUs.
+HWY_INLINE float* compress_word(const float* values, uint64_t word, float* payload) {
+  if (word == kFullWord) {
+    std::memcpy(payload, values, 64 * sizeof(float));
+    return payload + 64;
   }
-
-  // The lines of `last` that hold a masked element of word w: without a branch, and where there is
-  // none, of one that is at hand.
-  HWY_INLINE void prefetch_ages(const uint64_t* mask, size_t w) const {
-    const uint16_t* const lines = last + w * 64;
-    hwy::Prefetch((mask[w] & 0xffffffffu) != 0 ? lines : ages);
-    hwy::Prefetch((mask[w] >> 32) != 0 ? lines + 32 : ages);
+  for (size_t i = 0; i < 64; i += kLanes) {
+    const uint64_t bits = (word >> i) & kLaneBits;
+    hn::StoreU(compress(hn::LoadU(Floats(), values + i), bits), Floats(), payload);
+    payload += std::popcount(bits);
   }
+  return payload;
+}
 
-  // Compresses in registers and stores whole vectors: compressing stores to memory are microcoded
-  // on some CPUs.
-  HWY_INLINE void compress_word(const float* values, uint64_t word, size_t base) {
-    for (size_t i = 0; i < 64; i += kLanes) {
-      const uint64_t bits = (word >> i) & kLaneBits;
-      hn::StoreU(compress(hn::LoadU(Floats(), values + base + i), bits), Floats(), payload);
-      payload += std::popcount(bits);
-      ages = compress_ages(last + base + i, bits, t, ages);
-    }
-  }
-
-  HWY_INLINE void take(const float* values, uint64_t word, size_t base) {
-    if (word != kFullWord) return compress_word(values, word, base);
-    std::memcpy(payload, values + base, 64 * sizeof(float));
-    payload += 64;
-    for (size_t i = 0; i < 64; ++i) *ages++ = age_of(last[base + i], t);
-  }
-};
-
-size_t gather(const float* values, const uint64_t* mask, size_t n, float* payload,
-              const AgeGather& ages) {
-  Packer packer{payload, ages.last, ages.t, ages.ages};
+// Visits masked elements of memory in order: those of dense words by dense(w), which may write a
+// vector more than it has to and is called where there is room, others by single(j).
+template <typename Dense, typename Single>
+HWY_INLINE void gather_masked(const uint64_t* mask, size_t n, const Dense& dense,
+                              const Single& single) {
   const size_t words = mask_words(n);
   const size_t roomy = roomy_words(mask, words);
-  size_t w = 0;
-  while (w < roomy) {
-    const size_t end = std::min(w + kRun, roomy);
-    if (bits_of_run(mask + w, end - w) >= kCompressFromMemory) {
-      for (; w < end; ++w) packer.take(values, mask[w], w * 64);
+  for (size_t w = 0; w < words;) {
+    const size_t end = w < roomy ? std::min(w + kRun, roomy) : words;
+    if (w < roomy && bits_of_run(mask + w, end - w) >= kCompressFromMemory) {
+      for (; w < end; ++w) dense(w);
     } else {
-      for (; w < end; ++w) packer.walk(values, mask[w], w * 64);
+      for (; w < end; ++w) for_each_bit(mask[w], w * 64, single);
     }
   }
-  for (; w < words; ++w) packer.walk(values, mask[w], w * 64);
-  return static_cast<size_t>(packer.payload - payload);
+}
+
+size_t gather(const float* values, const uint64_t* mask, size_t n, float* payload) {
+  float* out = payload;
+  gather_masked(
+      mask, n, [&](size_t w) HWY_ATTR { out = compress_word(values + w * 64, mask[w], out); },
+      [&](size_t j) { *out++ = values[j]; });
+  return static_cast<size_t>(out - payload);
+}
+
+size_t gather_ages(const uint64_t* mask, size_t n, const uint16_t* last, uint16_t t,
+                   uint16_t* ages) {
+  uint16_t* out = ages;
+  gather_masked(
+      mask, n,
+      [&](size_t w) HWY_ATTR {
+        for (size_t i = 0; i < 64; i += kLanes)
+          out = compress_ages(last + w * 64 + i, (mask[w] >> i) & kLaneBits, t, out);
+      },
+      [&](size_t j) { *out++ = age_of(last[j], t); });
+  return static_cast<size_t>(out - ages);
 }
 
 // residual[j] += addend(j) for all j, and packs the masked sums. `vector(j)` gives kLanes addends
 // from j on, `single(j)` one.
 template <typename Vector, typename Single>
 HWY_INLINE size_t accumulate_and_pack(const Vector& vector, const Single& single, float* residual,
-                                      const uint64_t* mask, size_t n, float* payload,
-                                      const AgeGather& ages) {
+                                      const uint64_t* mask, size_t n, float* payload) {
   const Floats d;
-  Packer packer{payload, ages.last, ages.t, ages.ages};
+  float* out = payload;
   const size_t words = mask_words(n);
   const size_t roomy = roomy_words(mask, words);
   const auto accumulate = [&](size_t w) HWY_ATTR {
@@ -155,36 +144,32 @@ HWY_INLINE size_t accumulate_and_pack(const Vector& vector, const Single& single
   };
   for (size_t w = 0; w < words;) {
     const size_t end = w < roomy ? std::min(w + kRun, roomy) : words;
-    const size_t bits = bits_of_run(mask + w, end - w);
-    if (w < roomy && bits >= kCompressFromCache) {
+    if (w < roomy && bits_of_run(mask + w, end - w) >= kCompressFromCache) {
       for (; w < end; ++w) {
         accumulate(w);
-        packer.take(residual, mask[w], w * 64);
+        out = compress_word(residual + w * 64, mask[w], out);
       }
     } else {
-      const bool ahead = bits >= kPrefetchAges;
       for (; w < end; ++w) {
         accumulate(w);
-        if (ahead) packer.prefetch_ages(mask, std::min(w + kAhead, words - 1));
-        packer.walk(residual, mask[w], w * 64);
+        for_each_bit(mask[w], w * 64, [&](size_t j) { *out++ = residual[j]; });
       }
     }
   }
-  return static_cast<size_t>(packer.payload - payload);
+  return static_cast<size_t>(out - payload);
 }
 
 size_t accumulate_pack(Type type, const void* gradient, float* residual, const uint64_t* mask,
-                       size_t n, float* payload, const AgeGather& ages) {
+                       size_t n, float* payload) {
   return with_type(type, [&]<Type t>() {
     return accumulate_and_pack([&](size_t j) HWY_ATTR { return load_vec<t>(gradient, j); },
                                [&](size_t j) HWY_ATTR { return load(t, gradient, j); }, residual,
-                               mask, n, payload, ages);
+                               mask, n, payload);
   });
 }
 
 size_t accumulate_pack_moment(Type type, const void* x, const float* m, float beta1,
-                              float* residual, const uint64_t* mask, size_t n, float* payload,
-                              const AgeGather& ages) {
+                              float* residual, const uint64_t* mask, size_t n, float* payload) {
   const Floats d;
   const auto beta = hn::Set(d, beta1);
   const auto weight = hn::Set(d, 1.0f - beta1);
@@ -195,7 +180,7 @@ size_t accumulate_pack_moment(Type type, const void* x, const float* m, float be
           return hn::Div(hn::Sub(load_vec<t>(x, j), held), weight);
         },
         [&](size_t j) HWY_ATTR { return gradient_of_moment(load(t, x, j), m[j], beta1); }, residual,
-        mask, n, payload, ages);
+        mask, n, payload);
   });
 }
 
@@ -220,11 +205,11 @@ inline constexpr size_t kBlend = 4 * kRun;
 
 void clear_masked(float* values, const uint64_t* mask, size_t n) {
   const Floats d;
+  const size_t words = mask_words(n);
   const size_t full_words = n / 64;
-  size_t w = 0;
-  while (w < full_words) {
-    const size_t end = std::min(w + kRun, full_words);
-    if (bits_of_run(mask + w, end - w) >= kBlend) {
+  for (size_t w = 0; w < words;) {
+    const size_t end = w < full_words ? std::min(w + kRun, full_words) : words;
+    if (w < full_words && bits_of_run(mask + w, end - w) >= kBlend) {
       for (; w < end; ++w) {
         for (size_t i = 0; i < 64; i += kLanes) {
           const auto masked = mask_of_bits((mask[w] >> i) & kLaneBits);
@@ -232,32 +217,9 @@ void clear_masked(float* values, const uint64_t* mask, size_t n) {
         }
       }
     } else {
-      for (; w < end; ++w) {
-        for_each_bit(mask[w], w * 64, [&](size_t j) { values[j] = 0.0f; });
-      }
+      for (; w < end; ++w) for_each_bit(mask[w], w * 64, [&](size_t j) { values[j] = 0.0f; });
     }
   }
-  if (w < mask_words(n)) for_each_bit(mask[w], w * 64, [&](size_t j) { values[j] = 0.0f; });
-}
-
-size_t gather_ages(const uint64_t* mask, size_t n, const AgeGather& ages) {
-  const size_t words = mask_words(n);
-  const size_t roomy = roomy_words(mask, words);
-  uint16_t* out = ages.ages;
-  for (size_t w = 0; w < words;) {
-    const size_t end = w < roomy ? std::min(w + kRun, roomy) : words;
-    const bool dense = w < roomy && bits_of_run(mask + w, end - w) >= kCompressFromMemory;
-    for (; w < end; ++w) {
-      const uint16_t* const last = ages.last + w * 64;
-      if (dense) {
-        for (size_t i = 0; i < 64; i += kLanes)
-          out = compress_ages(last + i, (mask[w] >> i) & kLaneBits, ages.t, out);
-      } else {
-        for_each_bit(mask[w], 0, [&](size_t j) { *out++ = age_of(last[j], ages.t); });
-      }
-    }
-  }
-  return static_cast<size_t>(out - ages.ages);
 }
 
 void expand(Type type, const float* payload, const uint64_t* mask, size_t n, void* out) {

@@ -3,7 +3,7 @@
 // Every function enqueues its work on `stream` and returns; none waits for the device, allocates,
 // or keeps anything between calls, so all may be captured into a graph and called from any thread.
 // All pointers are device memory that the caller owns and keeps until the work is done; those in
-// StepParams and AgeGather too. Addresses need their element's alignment only; 16-byte aligned ones
+// StepParams too. Addresses need their element's alignment only; 16-byte aligned ones
 // are faster. Nothing outside the named elements is read or written. Arrays do not overlap unless
 // said. n < 2^33 + 1; sizes are in elements unless said. Errors are of the launch; what happens on
 // the device is in device memory.
@@ -99,16 +99,16 @@ Status add(cudaStream_t stream, const float* in, float* out, size_t n);
 // 0.
 
 Status accumulate_pack(cudaStream_t stream, Type type, const void* gradient, float* residual,
-                       const MaskView& mask, float* payload, const AgeGather& ages,
-                       NonfiniteFlag* flag);
+                       const MaskView& mask, float* payload, NonfiniteFlag* flag);
 // The m that is subtracted is rounded to the buffer's type, as the caller got it.
 Status accumulate_pack_moment(cudaStream_t stream, Type type, const void* x, const float* m,
                               float beta1, float* residual, const MaskView& mask, float* payload,
-                              const AgeGather& ages, NonfiniteFlag* flag);
+                              NonfiniteFlag* flag);
 // Touches the masked elements only.
 Status gather(cudaStream_t stream, const float* values, const MaskView& mask, float* payload,
-              const AgeGather& ages, NonfiniteFlag* flag);
-Status gather_ages(cudaStream_t stream, const MaskView& mask, const AgeGather& ages);
+              NonfiniteFlag* flag);
+Status gather_ages(cudaStream_t stream, const MaskView& mask, const uint16_t* last, uint16_t t,
+                   uint16_t* ages);
 
 // *element is what `flag` makes of it.
 Status put_flag(cudaStream_t stream, NonfiniteFlag* flag, float* element);

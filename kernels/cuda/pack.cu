@@ -21,7 +21,7 @@ template <typename T, bool kMoment, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     accumulate_pack(const T* __restrict__ in, const float* __restrict__ m, float beta1,
                     float* __restrict__ residual, MaskView mask, float* __restrict__ payload,
-                    AgeGather ages, NonfiniteFlag* flag) {
+                    NonfiniteFlag* flag) {
   put_flag(mask, payload, flag);
   const MaskRun run(mask);
   if (run.outside(mask)) return;
@@ -52,25 +52,25 @@ __global__ void __launch_bounds__(kThreads)
       if (bits == 0) continue;
 #pragma unroll
       for (unsigned i = 0; i < 4; ++i) {
-        if ((bits >> i & 1) == 0) continue;
-        payload[at] = sum[b].at[i];
-        ages.ages[at] = age_of(ages.last[j + i], ages.t);
-        ++at;
+        if ((bits >> i & 1) != 0) payload[at++] = sum[b].at[i];
       }
     }
   }
 }
 
-// Without `values`: the ages alone.
 __global__ void __launch_bounds__(kThreads)
     gather(const float* __restrict__ values, MaskView mask, float* __restrict__ payload,
-           AgeGather ages, NonfiniteFlag* flag) {
+           NonfiniteFlag* flag) {
   put_flag(mask, payload, flag);
   const MaskRun run(mask);
-  run.for_each([&](size_t j, size_t i) {
-    if (values != nullptr) payload[i] = values[j];
-    ages.ages[i] = age_of(ages.last[j], ages.t);
-  });
+  run.for_each([&](size_t j, size_t i) { payload[i] = values[j]; });
+}
+
+__global__ void __launch_bounds__(kThreads)
+    gather_ages(MaskView mask, const uint16_t* __restrict__ last, uint16_t t,
+                uint16_t* __restrict__ ages) {
+  const MaskRun run(mask);
+  run.for_each([&](size_t j, size_t i) { ages[i] = age_of(last[j], t); });
 }
 
 // With `payload`: it becomes the values; without: 0 does.
@@ -160,14 +160,14 @@ size_t pack_blocks(const MaskView& mask, const NonfiniteFlag* flag) {
 template <typename T, bool kMoment>
 Status accumulate_pack_typed(const char* operation, cudaStream_t stream, const T* in,
                              const float* m, float beta1, float* residual, const MaskView& mask,
-                             float* payload, const AgeGather& ages, NonfiniteFlag* flag) {
+                             float* payload, NonfiniteFlag* flag) {
   const size_t blocks = pack_blocks(mask, flag);
   if (blocks == 0) return Status::Ok();
   const bool fast = aligned(in) && aligned(residual) && (!kMoment || aligned(m));
   return launch(
       operation, stream, blocks, kThreads,
       fast ? kernel::accumulate_pack<T, kMoment, true> : kernel::accumulate_pack<T, kMoment, false>,
-      in, m, beta1, residual, mask, payload, ages, flag);
+      in, m, beta1, residual, mask, payload, flag);
 }
 
 Status replace_masked(const char* operation, cudaStream_t stream, const float* payload,
@@ -177,46 +177,41 @@ Status replace_masked(const char* operation, cudaStream_t stream, const float* p
                 mask, values, verdict);
 }
 
-Status gather_any(const char* operation, cudaStream_t stream, const float* values,
-                  const MaskView& mask, float* payload, const AgeGather& ages,
-                  NonfiniteFlag* flag) {
-  const size_t blocks = pack_blocks(mask, flag);
-  if (blocks == 0) return Status::Ok();
-  return launch(operation, stream, blocks, kThreads, kernel::gather, values, mask, payload, ages,
-                flag);
-}
-
 }  // namespace
 
 Status accumulate_pack(cudaStream_t stream, Type type, const void* gradient, float* residual,
-                       const MaskView& mask, float* payload, const AgeGather& ages,
-                       NonfiniteFlag* flag) {
+                       const MaskView& mask, float* payload, NonfiniteFlag* flag) {
   return with_type(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
     return accumulate_pack_typed<T, false>("accumulate_pack", stream,
                                            static_cast<const T*>(gradient), nullptr, 0, residual,
-                                           mask, payload, ages, flag);
+                                           mask, payload, flag);
   });
 }
 
 Status accumulate_pack_moment(cudaStream_t stream, Type type, const void* x, const float* m,
                               float beta1, float* residual, const MaskView& mask, float* payload,
-                              const AgeGather& ages, NonfiniteFlag* flag) {
+                              NonfiniteFlag* flag) {
   return with_type(type, [&](auto tag) {
     using T = typename decltype(tag)::type;
     return accumulate_pack_typed<T, true>("accumulate_pack_moment", stream,
                                           static_cast<const T*>(x), m, beta1, residual, mask,
-                                          payload, ages, flag);
+                                          payload, flag);
   });
 }
 
 Status gather(cudaStream_t stream, const float* values, const MaskView& mask, float* payload,
-              const AgeGather& ages, NonfiniteFlag* flag) {
-  return gather_any("gather", stream, values, mask, payload, ages, flag);
+              NonfiniteFlag* flag) {
+  const size_t blocks = pack_blocks(mask, flag);
+  if (blocks == 0) return Status::Ok();
+  return launch("gather", stream, blocks, kThreads, kernel::gather, values, mask, payload, flag);
 }
 
-Status gather_ages(cudaStream_t stream, const MaskView& mask, const AgeGather& ages) {
-  return gather_any("gather_ages", stream, nullptr, mask, nullptr, ages, nullptr);
+Status gather_ages(cudaStream_t stream, const MaskView& mask, const uint16_t* last, uint16_t t,
+                   uint16_t* ages) {
+  if (mask.n == 0) return Status::Ok();
+  return launch("gather_ages", stream, run_blocks(mask.n), kThreads, kernel::gather_ages, mask,
+                last, t, ages);
 }
 
 Status clear_masked(cudaStream_t stream, float* values, const MaskView& mask,

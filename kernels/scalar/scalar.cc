@@ -25,28 +25,25 @@ void from_float(Type type, const float* in, void* out, size_t n) {
 
 // ---- pack ----
 
-size_t gather_ages(const uint64_t* mask, size_t n, const AgeGather& ages) {
-  uint16_t* out = ages.ages;
-  return for_each_masked(mask, n, [&](size_t j) { *out++ = age_of(ages.last[j], ages.t); });
+size_t gather_ages(const uint64_t* mask, size_t n, const uint16_t* last, uint16_t t,
+                   uint16_t* ages) {
+  return for_each_masked(mask, n, [&](size_t j) { *ages++ = age_of(last[j], t); });
 }
 
-size_t gather(const float* values, const uint64_t* mask, size_t n, float* payload,
-              const AgeGather& ages) {
-  gather_ages(mask, n, ages);
+size_t gather(const float* values, const uint64_t* mask, size_t n, float* payload) {
   return for_each_masked(mask, n, [&](size_t j) { *payload++ = values[j]; });
 }
 
 size_t accumulate_pack(Type type, const void* gradient, float* residual, const uint64_t* mask,
-                       size_t n, float* payload, const AgeGather& ages) {
+                       size_t n, float* payload) {
   for (size_t j = 0; j < n; ++j) residual[j] += load(type, gradient, j);
-  return gather(residual, mask, n, payload, ages);
+  return gather(residual, mask, n, payload);
 }
 
 size_t accumulate_pack_moment(Type type, const void* x, const float* m, float beta1,
-                              float* residual, const uint64_t* mask, size_t n, float* payload,
-                              const AgeGather& ages) {
+                              float* residual, const uint64_t* mask, size_t n, float* payload) {
   for (size_t j = 0; j < n; ++j) residual[j] += gradient_of_moment(load(type, x, j), m[j], beta1);
-  return gather(residual, mask, n, payload, ages);
+  return gather(residual, mask, n, payload);
 }
 
 size_t scatter(const float* payload, const uint64_t* mask, size_t n, float* values) {

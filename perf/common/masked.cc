@@ -211,8 +211,7 @@ class MaskedRun {
     // Cache lines, of so many elements, that hold a masked one.
     const auto touched = [&](double elements) { return 1 - std::pow(1 - density, elements); };
     const double pass = keeps_in_place() ? 4 * n * touched(16) : (element + 8) * n;
-    return pass + n / 8 + 2 * n * touched(32) + 2 * k +
-           4 * k * (3 + 1.0 / session_.control.ranks());
+    return pass + n / 8 + 4 * k * (3 + 1.0 / session_.control.ranks());
   }
 
   // Sparsity 0 must give the bits of the dense call, here on numbers whose sum depends on its

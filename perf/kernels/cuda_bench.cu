@@ -119,7 +119,6 @@ class Bench {
     // Of one array's masked elements: sectors of 8 floats, and of 16 elements of 16 bits.
     const double f = 32.0 * static_cast<double>(float_sectors_);
     const double h = 32.0 * static_cast<double>(half_sectors_);
-    const AgeGather ages{last_.get(), step_.t, ages_.get()};
     per_mille_ = per_mille;
     std::printf("# %zu elements, %d per mille set (%zu)\n", n_, per_mille, k_);
     std::printf("%-28s %12s %10s %8s\n", "kernel", "us", "GB/s", "roof %");
@@ -132,20 +131,22 @@ class Bench {
       row(name, bytes, [&] { require(body()); });
     };
     op("index_mask", words, [&] { return index_mask(stream_, mask_.get(), n_, index_.get()); });
-    op("accumulate_pack fp32", 12 * n + h + 6 * k + words, [&] {
+    op("accumulate_pack fp32", 12 * n + 4 * k + words, [&] {
       return accumulate_pack(stream_, Type::kFloat32, values_.get(), residual_.get(), mask,
-                             payload_.get(), ages, flag_.get());
+                             payload_.get(), flag_.get());
     });
-    op("accumulate_pack bf16", 10 * n + h + 6 * k + words, [&] {
+    op("accumulate_pack bf16", 10 * n + 4 * k + words, [&] {
       return accumulate_pack(stream_, Type::kBfloat16, half_.get(), residual_.get(), mask,
-                             payload_.get(), ages, flag_.get());
+                             payload_.get(), flag_.get());
     });
-    op("accumulate_pack_moment fp32", 16 * n + h + 6 * k + words, [&] {
+    op("accumulate_pack_moment fp32", 16 * n + 4 * k + words, [&] {
       return accumulate_pack_moment(stream_, Type::kFloat32, values_.get(), m_.get(), 0.9f,
-                                    residual_.get(), mask, payload_.get(), ages, flag_.get());
+                                    residual_.get(), mask, payload_.get(), flag_.get());
     });
-    op("gather", f + h + 6 * k + words,
-       [&] { return gather(stream_, values_.get(), mask, payload_.get(), ages, flag_.get()); });
+    op("gather", f + 4 * k + words,
+       [&] { return gather(stream_, values_.get(), mask, payload_.get(), flag_.get()); });
+    op("gather_ages", h + 2 * k + words,
+       [&] { return gather_ages(stream_, mask, last_.get(), step_.t, ages_.get()); });
     run_rival();
     op("clear_masked", 2 * f + words,
        [&] { return clear_masked(stream_, residual_.get(), mask, verdict_.get()); });

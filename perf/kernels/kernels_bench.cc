@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/big_vector.h"
 #include "kernels/kernels.h"
 
 namespace scape::kernels {
@@ -22,7 +23,8 @@ namespace {
 constexpr size_t kElements[] = {size_t{1} << 16, size_t{1} << 24};
 constexpr int kPerMille[] = {1, 10, 100, 1000};
 
-// Buffers as large as the largest run, made once.
+// Buffers as large as the largest run, made once: aligned and on large pages, as the library has
+// its own.
 struct Data {
   explicit Data(size_t n)
       : values(n),
@@ -53,8 +55,6 @@ struct Data {
     step.lr = 1e-3f;
   }
 
-  AgeGather gather() { return {last.data(), step.t, ages.data()}; }
-
   // A fresh random mask; returns its bits.
   size_t set_mask(size_t n, int per_mille) {
     std::mt19937 random(2);
@@ -65,9 +65,9 @@ struct Data {
     return scalar_ops().count_bits(mask.data(), mask_words(n));
   }
 
-  std::vector<float> values, residual, m, param, out, payload;
-  std::vector<uint16_t> half, last, ages;
-  std::vector<uint64_t> mask;
+  BigVector<float> values, residual, m, param, out, payload;
+  BigVector<uint16_t> half, last, ages;
+  BigVector<uint64_t> mask;
   std::vector<unsigned char> code;
   std::vector<uint64_t> scratch;
   std::vector<float> powers;
@@ -158,9 +158,9 @@ void run_memcpy(benchmark::State& state, const Ops&, size_t n, size_t) {
 void run_accumulate_pack(benchmark::State& state, const Ops& ops, size_t n, size_t k) {
   Data& d = data();
   std::fill_n(d.residual.data(), n, 0.0f);
-  measure(state, n, 12 * n + 8 * k + n / 8, [&] {
+  measure(state, n, 12 * n + 4 * k + n / 8, [&] {
     ops.accumulate_pack(Type::kFloat32, d.values.data(), d.residual.data(), d.mask.data(), n,
-                        d.payload.data(), d.gather());
+                        d.payload.data());
   });
 }
 
@@ -168,28 +168,31 @@ void run_accumulate_pack_bf16(benchmark::State& state, const Ops& ops, size_t n,
   Data& d = data();
   std::fill_n(d.residual.data(), n, 0.0f);
   ops.from_float(Type::kBfloat16, d.values.data(), d.half.data(), n);
-  measure(state, n, 10 * n + 8 * k + n / 8, [&] {
+  measure(state, n, 10 * n + 4 * k + n / 8, [&] {
     ops.accumulate_pack(Type::kBfloat16, d.half.data(), d.residual.data(), d.mask.data(), n,
-                        d.payload.data(), d.gather());
+                        d.payload.data());
   });
 }
 
 void run_gather(benchmark::State& state, const Ops& ops, size_t n, size_t k) {
   Data& d = data();
-  measure(state, n, 12 * k + n / 8,
-          [&] { ops.gather(d.values.data(), d.mask.data(), n, d.payload.data(), d.gather()); });
+  measure(state, n, 8 * k + n / 8,
+          [&] { ops.gather(d.values.data(), d.mask.data(), n, d.payload.data()); });
+}
+
+void run_gather_ages(benchmark::State& state, const Ops& ops, size_t n, size_t k) {
+  Data& d = data();
+  measure(state, n, 4 * k + n / 8,
+          [&] { ops.gather_ages(d.mask.data(), n, d.last.data(), d.step.t, d.ages.data()); });
 }
 
 // The loop that one writes first: every element's bit is tested.
 void run_gather_rival(benchmark::State& state, const Ops&, size_t n, size_t k) {
   Data& d = data();
-  measure(state, n, 12 * k + n / 8, [&] {
+  measure(state, n, 8 * k + n / 8, [&] {
     float* payload = d.payload.data();
-    uint16_t* ages = d.ages.data();
     for (size_t j = 0; j < n; ++j) {
-      if (((d.mask[j / 64] >> (j % 64)) & 1) == 0) continue;
-      *payload++ = d.values[j];
-      *ages++ = static_cast<uint16_t>(d.step.t - d.last[j]);
+      if (((d.mask[j / 64] >> (j % 64)) & 1) != 0) *payload++ = d.values[j];
     }
   });
 }
@@ -301,6 +304,7 @@ int main(int argc, char** argv) {
   register_all("accumulate_pack_bf16", false, run_accumulate_pack_bf16);
   register_all("gather", true, run_gather);
   register_plain("gather_by_bit_tests", run_gather_rival);
+  register_all("gather_ages", true, run_gather_ages);
   register_all("scatter", true, run_scatter);
   register_all("clear_masked", true, run_clear_masked);
   register_all("adams_step", true, run_adams_step);

@@ -246,11 +246,15 @@ Status CudaEngine::make_index(cudaStream_t stream, const uint64_t* mask, size_t 
   return Status::Ok();
 }
 
-Status CudaEngine::view_of(const StepView& step, ops::MaskView* out) {
-  if (step.count > 0 && !index_of(step.mask).valid)
-    SCAPE_RETURN_IF_ERROR(make_index(cuda(step.stream), step.mask, step.count));
-  *out = {step.mask, step.count > 0 ? index_of(step.mask).index : nullptr, step.count};
+Status CudaEngine::view_of(cudaStream_t stream, const uint64_t* mask, size_t n,
+                           ops::MaskView* out) {
+  if (n > 0 && !index_of(mask).valid) SCAPE_RETURN_IF_ERROR(make_index(stream, mask, n));
+  *out = {mask, n > 0 ? index_of(mask).index : nullptr, n};
   return Status::Ok();
+}
+
+Status CudaEngine::view_of(const StepView& step, ops::MaskView* out) {
+  return view_of(cuda(step.stream), step.mask, step.count, out);
 }
 
 void CudaEngine::set_all_bits(Stream stream, uint64_t* mask, size_t n) {
@@ -351,27 +355,27 @@ void CudaEngine::pack(const StepView& step, const void* send, float* payload) {
     const cudaStream_t stream = cuda(step.stream);
     const auto use = send == nullptr ? ChunkPipe::Use::kRead : ChunkPipe::Use::kUpdate;
     return over_residual(step, 0, step.count, use, [&](float* residual, size_t begin, size_t n) {
-      // The index counts from the mask's beginning, so payload and ages stay whole.
+      // The index counts from the mask's beginning, so the payload stays whole.
       const ops::MaskView part{mask.words + begin / 64, mask.index + ops::mask_index_runs(begin),
                                n};
-      const kernels::AgeGather ages{step.last + begin, step.params.t, step.ages};
-      if (send == nullptr) return ops::gather(stream, residual, part, payload, ages, nullptr);
+      if (send == nullptr) return ops::gather(stream, residual, part, payload, nullptr);
       const auto* const in =
           static_cast<const std::byte*>(send) + begin * kernels::size_of(step.type);
       if (step.role != SCAPE_ROLE_FIRST_MOMENT) {
-        return ops::accumulate_pack(stream, step.type, in, residual, part, payload, ages, nullptr);
+        return ops::accumulate_pack(stream, step.type, in, residual, part, payload, nullptr);
       }
       return ops::accumulate_pack_moment(stream, step.type, in, step.moment + begin,
-                                         step.params.beta1, residual, part, payload, ages, nullptr);
+                                         step.params.beta1, residual, part, payload, nullptr);
     });
   });
 }
 
-void CudaEngine::gather_ages(const StepView& step) {
-  enqueue(step.stream, [&]() -> Status {
-    ops::MaskView mask;
-    SCAPE_RETURN_IF_ERROR(view_of(step, &mask));
-    return ops::gather_ages(cuda(step.stream), mask, {step.last, step.params.t, step.ages});
+void CudaEngine::gather_ages(Stream stream, const uint64_t* mask, size_t n, const uint16_t* last,
+                             uint16_t t, uint16_t* ages) {
+  enqueue(stream, [&]() -> Status {
+    ops::MaskView view;
+    SCAPE_RETURN_IF_ERROR(view_of(cuda(stream), mask, n, &view));
+    return ops::gather_ages(cuda(stream), view, last, t, ages);
   });
 }
 

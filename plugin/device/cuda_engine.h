@@ -35,7 +35,8 @@ class CudaEngine final : public Engine {
   void to_float(Stream stream, kernels::Type type, const void* in, float* out, size_t n) override;
   void add(Stream stream, const float* in, float* out, size_t n) override;
   void pack(const StepView& step, const void* send, float* payload) override;
-  void gather_ages(const StepView& step) override;
+  void gather_ages(Stream stream, const uint64_t* mask, size_t n, const uint16_t* last, uint16_t t,
+                   uint16_t* ages) override;
   void encode_fp32(const StepView& step, float* payload) override;
   void encode_bf16(const StepView& step, const float* payload, uint16_t* wire,
                    float* error) override;
@@ -128,6 +129,7 @@ class CudaEngine final : public Engine {
   Index& index_of(const uint64_t* mask);
   void touched(const void* memory, size_t bytes);
   Status make_index(cudaStream_t stream, const uint64_t* mask, size_t n);
+  Status view_of(cudaStream_t stream, const uint64_t* mask, size_t n, kernels::cuda::MaskView* out);
   Status view_of(const StepView& step, kernels::cuda::MaskView* out);
   Status params_of(const StepView& step, kernels::StepParams* out);
   Status upload_decay(cudaStream_t stream, kernels::StepParams* params);

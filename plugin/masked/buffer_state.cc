@@ -182,7 +182,7 @@ uint64_t replicated_checksum(const BufferState& state, Stream stream) {
                   [&](const auto* part, size_t n) { crc = crc32(crc, part, n * sizeof(*part)); });
   };
   add(state.moment);
-  add(state.last);
+  add(*state.last);
   add(state.mask);
   add(state.before);
   add(state.next);
@@ -209,7 +209,7 @@ void save_state(const StateOwner& owner, const BufferState& state, const float* 
   header.step = state.step;
   header.restamp_at = state.restamp_at;
   header.moment = state.moment.size();
-  header.last = state.last.size();
+  header.last = state.last->size();
   header.residual = residual != nullptr ? owner.count : 0;
   header.mask = state.mask.size();
   header.before = state.before.size();
@@ -222,7 +222,7 @@ void save_state(const StateOwner& owner, const BufferState& state, const float* 
   std::byte* at = out->data();
   put(&at, &header, sizeof(header));
   put(&at, state.moment, stream);
-  put(&at, state.last, stream);
+  put(&at, *state.last, stream);
   const size_t residual_bytes = header.residual * sizeof(float);
   state.memory->copy_out(stream, at, residual, residual_bytes);
   at += residual_bytes;
@@ -272,7 +272,7 @@ Status load_state(const StateOwner& owner, const std::byte* data, size_t size, B
   state.flag_pending = header.flag_pending != 0;
   state.restamp_at = header.restamp_at;
   state.moment.assign(moment, header.moment, {});
-  state.last.assign(last, header.last, {});
+  state.last->assign(last, header.last, {});
   state.residual.assign(residual, header.residual, {});
   state.mask.assign(mask.data(), mask.size(), {});
   state.before.assign(before.data(), before.size(), {});

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "base/status.h"
@@ -27,7 +28,8 @@ struct BufferState {
   uint64_t restamp_at = 0;  // where the sweep over `last` goes on
 
   Array<float> moment{*memory};
-  Array<uint16_t> last{*memory};
+  // Shared with a refresh under way, which may outlive the buffer; never null.
+  std::shared_ptr<Array<uint16_t>> last = std::make_shared<Array<uint16_t>>(*memory);
   // Internal; in place: loaded, and not yet added to the caller's buffer.
   Array<float> residual;
   Array<uint64_t> mask{*memory};    // of the last call

@@ -12,8 +12,8 @@
 // which an engine knows from its first one on. Masks, payloads and ages are as kernels/kernels.h
 // says. An operation that cannot be enqueued says so in failure(), and those after it do nothing.
 //
-// One thread at a time, but for choose() and take_masks(), which are the refresher's, and
-// counters(), which may be asked from any.
+// One thread at a time, but for choose() and take_masks(), which are the refresher's,
+// gather_ages(), which is both's, and counters(), which may be asked from any.
 #pragma once
 
 #include <cstddef>
@@ -60,11 +60,12 @@ class Engine : public MemorySpace {
   virtual void add(Stream stream, const float* in, float* out, size_t n) = 0;
 
   // ---- step 1 ----
-  // u of all elements to the residual, of the masked ones to payload, and their ages. send: what
-  // the caller hands to the all-reduce; null where u is the residual already.
+  // u of all elements to the residual, of the masked ones to payload. send: what the caller hands
+  // to the all-reduce; null where u is the residual already.
   virtual void pack(const StepView& step, const void* send, float* payload) = 0;
-  // The ages alone.
-  virtual void gather_ages(const StepView& step) = 0;
+  // Of the n elements the masked ones' ages at step t.
+  virtual void gather_ages(Stream stream, const uint64_t* mask, size_t n, const uint16_t* last,
+                           uint16_t t, uint16_t* ages) = 0;
 
   // ---- codecs: the masked values, and the flag behind them (plugin/masked/payload_codec.h) ----
   // Both encodings lower the flag again.

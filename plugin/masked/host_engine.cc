@@ -34,10 +34,6 @@ const std::byte* at(const void* base, Type type, size_t index) {
 }
 
 // The ages of the masked elements from `begin` on, the first of which is the packed-th of all.
-kernels::AgeGather ages_from(const StepView& step, size_t begin, size_t packed) {
-  return {step.last + begin, step.params.t, step.ages + packed};
-}
-
 }  // namespace
 
 // ---- memory ----
@@ -80,17 +76,16 @@ void HostEngine::add(Stream, const float* in, float* out, size_t n) {
 
 void HostEngine::pack(const StepView& step, const void* send, float* payload) {
   if (send == nullptr) {
-    ops_.gather(step.residual, step.mask, step.count, payload, ages_from(step, 0, 0));
+    ops_.gather(step.residual, step.mask, step.count, payload);
     return;
   }
   if (step.role != SCAPE_ROLE_FIRST_MOMENT) {
-    ops_.accumulate_pack(step.type, send, step.residual, step.mask, step.count, payload,
-                         ages_from(step, 0, 0));
+    ops_.accumulate_pack(step.type, send, step.residual, step.mask, step.count, payload);
     return;
   }
   if (step.type == Type::kFloat32) {
     ops_.accumulate_pack_moment(step.type, send, step.moment, step.params.beta1, step.residual,
-                                step.mask, step.count, payload, ages_from(step, 0, 0));
+                                step.mask, step.count, payload);
     return;
   }
   // What the caller put into x is m as it was returned: rounded to the buffer's type.
@@ -102,13 +97,13 @@ void HostEngine::pack(const StepView& step, const void* send, float* payload) {
     ops_.to_float(step.type, narrow.data(), returned.data(), size);
     packed += ops_.accumulate_pack_moment(step.type, at(send, step.type, begin), returned.data(),
                                           step.params.beta1, step.residual + begin,
-                                          step.mask + begin / 64, size, payload + packed,
-                                          ages_from(step, begin, packed));
+                                          step.mask + begin / 64, size, payload + packed);
   });
 }
 
-void HostEngine::gather_ages(const StepView& step) {
-  ops_.gather_ages(step.mask, step.count, ages_from(step, 0, 0));
+void HostEngine::gather_ages(Stream, const uint64_t* mask, size_t n, const uint16_t* last,
+                             uint16_t t, uint16_t* ages) {
+  ops_.gather_ages(mask, n, last, t, ages);
 }
 
 // ---- codecs ----

@@ -1,6 +1,7 @@
 #include "plugin/masked/mask_refresh.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/clock.h"
@@ -28,19 +29,24 @@ MaskRefresh::MaskRefresh(std::shared_ptr<Engine> engine, std::string name, size_
       bytes_(parts_.size()),
       scores_(*engine_),
       mask_(*engine_),
+      ages_(*engine_),
       sent_(*engine_),
       received_(*engine_) {}
 
-float* MaskRefresh::prepare(const BufferConfig& config, uint64_t t) {
+float* MaskRefresh::prepare(const BufferConfig& config, uint64_t t,
+                            std::shared_ptr<const Array<uint16_t>> last) {
+  step_ = t + 1;
+  last_ = std::move(last);
   const int ranks = static_cast<int>(parts_.size());
   for (int r = 0; r < ranks; ++r) {
     const auto i = static_cast<size_t>(r);
     parts_[i] = partition_of(count_, ranks, scored_partition(config.rule, r, t, ranks));
-    bits_[i] = bits_at(config, t + 1, parts_[i].size());
+    bits_[i] = bits_at(config, step_, parts_[i].size());
     bytes_[i] = mask_code_bytes(parts_[i].size(), bits_[i]);
   }
   scores_.resize(scored().size());
   mask_.resize(kernels::mask_words(count_));
+  ages_.resize(std::accumulate(bits_.begin(), bits_.end(), size_t{0}));
   return scores_.data();
 }
 
@@ -80,6 +86,8 @@ Status MaskRefresh::finish(Stream stream) {
         "bits; its memory or the transport is at fault, so restart from the last checkpoint",
         name_.c_str(), r, parts_[r].begin, parts_[r].end, bits_[r]);
   }
+  engine_->gather_ages(stream, mask_.data(), count_, last_->data(), static_cast<uint16_t>(step_),
+                       ages_.data());
   nanoseconds_ += now_ns() - begin;
   return Status::Ok();
 }

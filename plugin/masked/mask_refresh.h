@@ -1,4 +1,5 @@
-// One mask refresh: this rank chooses the bits of its partition, all ranks gather them.
+// One mask refresh: this rank chooses the bits of its partition, all ranks gather them, and each
+// gathers the ages of what the mask has, so that the call has less to do.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +25,16 @@ class MaskRefresh final : public SideJob {
   MaskRefresh(std::shared_ptr<Engine> engine, std::string name, size_t count, int rank, int ranks,
               std::shared_ptr<const Agreement> agreement);
 
-  // For the mask of step t + 1, chosen in step t. Returns where the scores of this rank's partition
-  // are to be written, scored().size() of them.
-  float* prepare(const BufferConfig& config, uint64_t t);
+  // For the mask of step t + 1, chosen in step t; `last` does not change before that step's call.
+  // Returns where the scores of this rank's partition are to be written, scored().size() of them.
+  float* prepare(const BufferConfig& config, uint64_t t,
+                 std::shared_ptr<const Array<uint16_t>> last);
   const Partition& scored() const { return parts_[static_cast<size_t>(rank_)]; }
 
-  // Once done() with an ok status(): the mask, which may be swapped away, and what it took.
+  // Once done() with an ok status(): the mask and the masked elements' ages at its step, which may
+  // be swapped away, and what it took.
   Array<uint64_t>& mask() { return mask_; }
+  Array<uint16_t>& ages() { return ages_; }
   size_t sent_bytes() const { return sent_.size(); }
   uint64_t nanoseconds() const { return nanoseconds_; }
 
@@ -45,6 +49,9 @@ class MaskRefresh final : public SideJob {
   const int rank_;
   const std::shared_ptr<const Agreement> agreement_;
 
+  uint64_t step_ = 0;  // of the mask
+  std::shared_ptr<const Array<uint16_t>> last_;
+
   // By rank: the partition it scores, the bits it sets there, the bytes of their code.
   std::vector<Partition> parts_;
   std::vector<size_t> bits_;
@@ -52,6 +59,7 @@ class MaskRefresh final : public SideJob {
 
   Array<float> scores_;
   Array<uint64_t> mask_;
+  Array<uint16_t> ages_;
   Array<std::byte> sent_;
   Array<std::byte> received_;
   uint64_t nanoseconds_ = 0;

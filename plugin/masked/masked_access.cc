@@ -27,14 +27,14 @@ Status MaskedBufferImpl::read_ages(uint16_t* ages, size_t capacity) {
     return error(SCAPE_ERR_MEMORY, "buffer '%s': capacity is %zu elements; it has %zu",
                  config_.name.c_str(), capacity, count_);
   }
-  if (state_.last.empty() || always_dense_) {
+  if (state_.last->empty() || always_dense_) {
     std::fill_n(ages, count_, uint16_t{1});
     return Status::Ok();
   }
   // Of the last call's step; between a fused call and its scape_adams_step() that is still the
   // current one.
   const auto t = static_cast<uint16_t>(state_.step - (step_owed_ ? 0 : 1));
-  state_.last.copy_to(ages, stream_);
+  state_.last->copy_to(ages, stream_);
   for (size_t j = 0; j < count_; ++j) ages[j] = static_cast<uint16_t>(t - ages[j]);
   const std::vector<uint64_t> mask = state_.mask.to_host(stream_);
   const std::vector<uint16_t> masked = ages_.to_host(stream_);

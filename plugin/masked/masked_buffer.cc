@@ -132,7 +132,7 @@ void MaskedBufferImpl::allocate() {
   constexpr std::byte kZero{0};
   if (state_.moment.empty()) {
     state_.moment.fill(count_, kZero, stream_);
-    state_.last.fill(count_, std::byte{0xff}, stream_);  // step -1
+    state_.last->fill(count_, std::byte{0xff}, stream_);  // step -1
   }
   if (!always_dense_ && !in_place_ && state_.residual.empty())
     state_.residual.fill(count_, kZero, stream_);
@@ -296,6 +296,7 @@ bool MaskedBufferImpl::wait_for(const std::shared_ptr<SideJob>& job, const char*
 
 void MaskedBufferImpl::take_next_mask() {
   const uint64_t before = state_.step > 0 ? masked_ : 0;
+  ages_.clear();
   if (call_.dense) {
     state_.mask.resize(kernels::mask_words(count_));
     engine_->set_all_bits(stream_, state_.mask.data(), count_);
@@ -305,6 +306,7 @@ void MaskedBufferImpl::take_next_mask() {
     engine_->count_overlap(stream_, next.data(), state_.mask.data(), count_);
     next.swap(state_.mask);
     masked_ = masked_at(state_.step);
+    if (refresh_pending_) ages_.swap(refresh_->ages());
   }
   const bool refreshed = refresh_pending_;
   refresh_pending_ = false;
@@ -344,7 +346,6 @@ Status MaskedBufferImpl::launch() {
   }
   take_next_mask();
   error_ = nullptr;
-  ages_.clear();
 
   // From what all ranks have alike, never from local state: they must start the same exchange. So
   // where the engine cannot tell a skip, residual is taken to be left from the first dense step on.

@@ -114,6 +114,8 @@ class MaskedBufferImpl final : public MaskedBuffer {
   Status start_packed(WorkPtr* work);
   void finish_direct();
   void finish_packed();
+  // Of the call's mask.
+  void gather_ages();
   void end_step();
 
   // ---- local steps ----

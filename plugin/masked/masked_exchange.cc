@@ -27,8 +27,7 @@ Status MaskedBufferImpl::start_direct(WorkPtr* work) {
     engine_->to_float(stream_, type_, call_.send, state_.residual.data(), count_);
   }
   if (in_place_ && !always_dense_) {
-    ages_.resize(count_);
-    engine_->gather_ages(step_view());
+    gather_ages();
   }
   count_stats([&](scape_stats& stats) { stats.payload_bytes += count_ * kernels::size_of(type_); });
   return communicator_->all_reduce(call_.send, target, count_, data_type_of(config_.dtype),
@@ -45,7 +44,8 @@ Status MaskedBufferImpl::start_packed(WorkPtr* work) {
                      : codec().plain() ? static_cast<void*>(payload_.data())
                                        : wire_.data();
   float* const values = codec().plain() ? static_cast<float*>(wire) : payload_.data();
-  ages_.resize(masked_);
+  // Of a mask that no refresh just made: all ones, or from a saved state.
+  if (ages_.empty()) gather_ages();
   const StepView step = step_view();
   engine_->pack(step, in_place_ ? nullptr : call_.send, values);
   codec().encode(step, values, wire);
@@ -117,12 +117,18 @@ StepView MaskedBufferImpl::step_view() {
           .type = type_,
           .count = count_,
           .moment = state_.moment.data(),
-          .last = state_.last.data(),
+          .last = state_.last->data(),
           .residual = residual(),
           .mask = state_.mask.data(),
           .before = state_.before.data(),
           .masked = masked_,
           .ages = ages_.data()};
+}
+
+void MaskedBufferImpl::gather_ages() {
+  ages_.resize(masked_);
+  engine_->gather_ages(stream_, state_.mask.data(), count_, state_.last->data(),
+                       static_cast<uint16_t>(state_.step), ages_.data());
 }
 
 // Step 6, and on to the next step.
@@ -139,7 +145,7 @@ void MaskedBufferImpl::end_step() {
       const double factor =
           state_.reduction.op == ReduceOp::kPremulSum ? state_.reduction.factor : 1;
       const bool mean = state_.reduction.op == ReduceOp::kAvg;
-      float* scores = refresh_->prepare(config_, state_.step);
+      float* scores = refresh_->prepare(config_, state_.step, state_.last);
       score_view_.score(*engine_, step, refresh_->scored(),
                         mean ? 1.0f : static_cast<float>(ranks_ * factor), scores);
       refresher_->ready(refresh_, stream_);

@@ -122,12 +122,10 @@ TEST_P(Conversion, AccumulatesInFloat) {
   // bf16: 256 + 1 + 1 + 1 is 260 when rounded once, 256 when rounded at every step.
   const uint64_t all[] = {~uint64_t{0}};
   std::vector<float> residual(64), payload(64);
-  std::vector<uint16_t> last(64), ages(64);
-  const AgeGather gather{last.data(), 1, ages.data()};
   for (const float addend : {256.0f, 1.0f, 1.0f, 1.0f}) {
     const std::vector<uint16_t> gradient(64, narrowed(Type::kBfloat16, addend));
     ASSERT_EQ(ops.accumulate_pack(Type::kBfloat16, gradient.data(), residual.data(), all, 64,
-                                  payload.data(), gather),
+                                  payload.data()),
               64u);
   }
   EXPECT_EQ(payload[63], 259.0f);
@@ -138,8 +136,7 @@ TEST_P(Conversion, AccumulatesInFloat) {
   const std::vector<uint16_t> small(64, narrowed(Type::kFloat16, 1e-4f));
   std::fill(residual.begin(), residual.end(), 0.0f);
   for (int step = 0; step < 5000; ++step) {
-    ops.accumulate_pack(Type::kFloat16, small.data(), residual.data(), none, 64, payload.data(),
-                        gather);
+    ops.accumulate_pack(Type::kFloat16, small.data(), residual.data(), none, 64, payload.data());
   }
   EXPECT_NEAR(residual[0], 0.5, 0.005);
   EXPECT_NEAR(residual[63], 0.5, 0.005);

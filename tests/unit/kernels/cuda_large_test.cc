@@ -177,19 +177,20 @@ TEST_P(CudaLarge, PacksAndClears) {
   const uint16_t t = 9;
   NonfiniteFlag flag{};
   reference().accumulate_pack(Type::kBfloat16, narrow.data(), held.data(), mask_of_ends(), kBoth,
-                              expected.data(), {stamps.data(), t, expected_ages.data()});
+                              expected.data());
   ASSERT_RUNS(accumulate_pack(kStream, Type::kBfloat16, in.data(), residual.data(), mask(),
-                              payload.data(), {last.data(), t, ages.data()}, &flag));
+                              payload.data(), &flag));
   EXPECT_EQ(std::memcmp(expected.data(), payload.data(), k_ * sizeof(float)), 0);
   EXPECT_EQ(payload[k_], 0.0f);
-  expect_same(expected_ages, ages, "ages");
   expect_ends(held, residual, "residual");
   payload.check_guards();
+  reference().gather_ages(mask_of_ends(), kBoth, stamps.data(), t, expected_ages.data());
+  ASSERT_RUNS(gather_ages(kStream, mask(), last.data(), t, ages.data()));
+  expect_same(expected_ages, ages, "ages");
   ages.check_guards();
 
   std::fill_n(payload.data(), k_, 0.0f);
-  ASSERT_RUNS(gather(kStream, residual.data(), mask(), payload.data(),
-                     {last.data(), t, ages.data()}, &flag));
+  ASSERT_RUNS(gather(kStream, residual.data(), mask(), payload.data(), &flag));
   EXPECT_EQ(std::memcmp(expected.data(), payload.data(), k_ * sizeof(float)), 0);
   reference().clear_masked(held.data(), mask_of_ends(), kBoth);
   ASSERT_RUNS(clear_masked(kStream, residual.data(), mask(), nullptr));
@@ -201,20 +202,16 @@ TEST_P(CudaLarge, PacksAndClears) {
 
 TEST_P(CudaLarge, PacksMoments) {
   const Lazy<float> in(n()), m(n()), residual(n());
-  const Lazy<uint16_t> last(n());
-  SKIP_WITHOUT_MEMORY(in.valid(), m.valid(), residual.valid(), last.valid());
+  SKIP_WITHOUT_MEMORY(in.valid(), m.valid(), residual.valid());
   Guarded<float> values(kBoth), moments(kBoth), held(kBoth), expected(k_), payload(k_ + 1);
-  Guarded<uint16_t> stamps(kBoth), ages(k_);
   fill(values, random_);
   fill(moments, random_);
   in.put(values, kEnd);
   m.put(moments, kEnd);
   reference().accumulate_pack_moment(Type::kFloat32, values.data(), moments.data(), 0.9f,
-                                     held.data(), mask_of_ends(), kBoth, expected.data(),
-                                     {stamps.data(), 1, ages.data()});
+                                     held.data(), mask_of_ends(), kBoth, expected.data());
   ASSERT_RUNS(accumulate_pack_moment(kStream, Type::kFloat32, in.data(), m.data(), 0.9f,
-                                     residual.data(), mask(), payload.data(),
-                                     {last.data(), 1, ages.data()}, nullptr));
+                                     residual.data(), mask(), payload.data(), nullptr));
   EXPECT_EQ(std::memcmp(expected.data(), payload.data(), k_ * sizeof(float)), 0);
   expect_ends(held, residual, "residual");
 }
@@ -242,7 +239,7 @@ TEST_P(CudaLarge, Steps) {
   last.put(stamps, kEnd);
   before.put(left, 1);
 
-  reference().gather_ages(mask_of_ends(), kBoth, {stamps.data(), step.params.t, ages.data()});
+  reference().gather_ages(mask_of_ends(), kBoth, stamps.data(), step.params.t, ages.data());
   reference().adams_step(payload.data(), mask_of_ends(), kBoth, step.params, moments.data(),
                          stamps.data(), params.data());
   ASSERT_RUNS(adams_step(kStream, payload.data(), mask(), step.params, m.data(), last.data(),

@@ -22,25 +22,20 @@ class CudaPack : public CudaKernels {
     fill(m, random_);
     expected_residual.assign(residual);
     const auto in = as_type(type, values, offset);
-    Guarded<uint16_t> last(n, offset), expected_ages(k), ages(k, offset);
-    fill(last, random_);
-    const auto t = static_cast<uint16_t>(random_());
     Guarded<float> expected(k), payload(k + 1, offset);
-    const AgeGather expected_gather{last.data(), t, expected_ages.data()};
-    const AgeGather gather{last.data(), t, ages.data()};
     NonfiniteFlag flag{.cleared = 7, .raised = static_cast<uint32_t>(random_() % 2)};
     const bool raised = flag.raised != 0;
     if (moment) {
       reference().accumulate_pack_moment(type, in.data(), returned(type, m).data(), 0.9f,
                                          expected_residual.data(), mask.words().data(), n,
-                                         expected.data(), expected_gather);
+                                         expected.data());
       ASSERT_RUNS(accumulate_pack_moment(kStream, type, in.data(), m.data(), 0.9f, residual.data(),
-                                         mask.view(), payload.data(), gather, &flag));
+                                         mask.view(), payload.data(), &flag));
     } else {
       reference().accumulate_pack(type, in.data(), expected_residual.data(), mask.words().data(), n,
-                                  expected.data(), expected_gather);
+                                  expected.data());
       ASSERT_RUNS(accumulate_pack(kStream, type, in.data(), residual.data(), mask.view(),
-                                  payload.data(), gather, &flag));
+                                  payload.data(), &flag));
     }
     expect_same(expected_residual, residual, "residual");
     Guarded<float> packed(k);
@@ -52,10 +47,8 @@ class CudaPack : public CudaKernels {
     }
     ASSERT_EQ(flag.raised, 0u);
     ASSERT_EQ(flag.cleared, 7u);
-    expect_same(expected_ages, ages, "ages");
     residual.check_guards();
     payload.check_guards();
-    ages.check_guards();
   }
 };
 
@@ -105,25 +98,22 @@ TEST_P(CudaPack, GathersAndReplaces) {
     const size_t k = mask.bits();
     const uint64_t* words = mask.words().data();
     Guarded<float> values(n, offset), expected_values(n), expected(k), payload(k + 1, offset);
-    Guarded<uint16_t> last(n, offset), expected_ages(k), ages(k, offset), again(k, offset);
+    Guarded<uint16_t> last(n, offset), expected_ages(k), ages(k, offset);
     fill(values, random_, Data::kSpecial);
     fill(last, random_);
     expected_values.assign(values);
     const auto t = static_cast<uint16_t>(random_());
     NonfiniteFlag flag{.cleared = 1, .raised = 1};
-    reference().gather(values.data(), words, n, expected.data(),
-                       {last.data(), t, expected_ages.data()});
-    ASSERT_RUNS(gather(kStream, values.data(), mask.view(), payload.data(),
-                       {last.data(), t, ages.data()}, &flag));
+    reference().gather(values.data(), words, n, expected.data());
+    ASSERT_RUNS(gather(kStream, values.data(), mask.view(), payload.data(), &flag));
     for (size_t i = 0; i < k; ++i) ASSERT_TRUE(same(expected[i], payload[i])) << i;
     ASSERT_TRUE(std::isnan(payload[k]));
     ASSERT_EQ(flag.raised, 0u);
+    reference().gather_ages(words, n, last.data(), t, expected_ages.data());
+    ASSERT_RUNS(gather_ages(kStream, mask.view(), last.data(), t, ages.data()));
     expect_same(expected_ages, ages, "ages");
-    ASSERT_RUNS(gather_ages(kStream, mask.view(), {last.data(), t, again.data()}));
-    expect_same(expected_ages, again, "ages alone");
     payload.check_guards();
     ages.check_guards();
-    again.check_guards();
 
     Verdict verdict{.skipped = 0};
     fill(expected, random_);
@@ -239,10 +229,9 @@ TEST_P(CudaPack, KeepsSmallGradientsOfHalfBuffers) {
     std::fill_n(values.data(), kN, 1.0f);
     values[5] = 1e-4f;
     const auto gradient = as_type(type, values, 0);
-    Guarded<uint16_t> last(kN), ages(1);
     for (int step = 0; step < 5000 / static_cast<int>(kThinned); ++step) {
       ASSERT_ENQUEUED(accumulate_pack(kStream, type, gradient.data(), residual.data(), mask.view(),
-                                      payload.data(), {last.data(), 0, ages.data()}, nullptr));
+                                      payload.data(), nullptr));
     }
     ASSERT_EQ(cudaStreamSynchronize(kStream), cudaSuccess);
     EXPECT_NEAR(residual[5] * kThinned, 0.5f, 0.005f);

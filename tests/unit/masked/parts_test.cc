@@ -266,7 +266,7 @@ class SavedState : public testing::Test {
       residual_.push_back(-static_cast<float>(j));
     }
     put(moment, &state_.moment);
-    put(last, &state_.last);
+    put(last, state_.last.get());
     put(random_mask(kCount, 30, 1), &state_.mask);
     std::vector<uint64_t> next = random_mask(64, 32, 2);
     const std::vector<uint64_t> rest = random_mask(kCount - 64, 18, 2);
@@ -313,7 +313,7 @@ TEST_F(SavedState, ComesBackWhole) {
   EXPECT_EQ(out.reduction.op, ReduceOp::kPremulSum);
   EXPECT_EQ(out.reduction.factor, 0.125);
   EXPECT_EQ(out.moment.to_host({}), state_.moment.to_host({}));
-  EXPECT_EQ(out.last.to_host({}), state_.last.to_host({}));
+  EXPECT_EQ(out.last->to_host({}), state_.last->to_host({}));
   EXPECT_EQ(out.residual.to_host({}), residual_);
   EXPECT_EQ(out.mask.to_host({}), state_.mask.to_host({}));
   EXPECT_EQ(out.next.to_host({}), state_.next.to_host({}));
@@ -353,7 +353,7 @@ TEST_F(SavedState, IsRefusedWhereNoCallCouldHaveLeftIt) {
     back &= back - 1;
     back |= beyond;
   });
-  refused("impossible size", [](BufferState* state) { state->last.clear(); });
+  refused("impossible size", [](BufferState* state) { state->last->clear(); });
   refused("its reduction", [](BufferState* state) { state->reduction.op = ReduceOp::kMax; });
   refused("its reduction",
           [](BufferState* state) { state->reduction.op = static_cast<ReduceOp>(99); });
