@@ -153,7 +153,13 @@ HWY_INLINE void step_masked(const float* payload, const uint64_t* mask, size_t n
       payload += 64;
       continue;
     }
-    for_each_bit(mask[w], base, [&](size_t j) { index[waiting++] = j; });
+    // What is asked for here comes while the elements before it are stepped.
+    for_each_bit(mask[w], base, [&](size_t j) {
+      hwy::Prefetch(m + j);
+      hwy::Prefetch(last + j);
+      if constexpr (kWithParam) hwy::Prefetch(param + j);
+      index[waiting++] = j;
+    });
     if (waiting > kBatch - 64) step_waiting(waiting / kLanes * kLanes);
   }
   step_waiting(waiting);
