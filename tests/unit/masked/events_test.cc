@@ -399,6 +399,20 @@ TEST(End, AnAbortReachesACallThatWaitsForItsMask) {
                "gave up");
 }
 
+// It reads `last` of the buffer that is gone: a sanitizer would see it.
+TEST(End, ARefreshOutlivesItsBuffer) {
+  const auto ranks = make_ranks(2);
+  auto buffers = make_buffers(ranks, at_once(0.9, SCAPE_ROLE_FUSED), 100000);
+  std::vector<std::vector<float>> data(2, std::vector<float>(100000, 1));
+  std::vector<float> param(100000);
+  ASSERT_TRUE(call_all(buffers, &data).ok());
+  ASSERT_TRUE(buffers[0]->adams_step(param.data(), 0.1, 0).ok());
+  buffers[0].reset();
+  ASSERT_TRUE(buffers[1]->adams_step(param.data(), 0.1, 0).ok());
+  std::vector<std::byte> saved;
+  EXPECT_TRUE(buffers[1]->save(&saved).ok()) << "its mask came from both ranks";
+}
+
 TEST(End, ADroppedCallDoesNotKeepThoseBehindIt) {
   const auto ranks = make_ranks(2);
   const auto first = make_buffers(ranks, at_once(0.9, SCAPE_ROLE_FUSED), 1000);
