@@ -376,6 +376,14 @@ void forget_state(const std::set<std::string>& names) {
   list.erase_if([&](const SavedBuffer& saved) { return gone.contains(saved.name); });
 }
 
+bool state_waits(const std::string& name, uint64_t offset, uint64_t count) {
+  Waiting& list = waiting();
+  const std::lock_guard lock(list.mutex);
+  return std::any_of(list.buffers.begin(), list.buffers.end(), [&](const SavedBuffer& saved) {
+    return saved.name == name && saved.offset == offset && saved.count == count && saved.size > 1;
+  });
+}
+
 Status claim_saved_state(Buffer& buffer) {
   Waiting& list = waiting();
   if (!list.any.load(std::memory_order_acquire)) return {};

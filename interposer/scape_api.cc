@@ -59,15 +59,15 @@ Status with_buffer(const void* address, size_t count, Use&& use) {
   return use(*buffer);
 }
 
-// The same for a local step: `step` takes the masked buffer and the stream that orders what it does
-// to these addresses.
+// The same for a step: `step` takes the buffer and the stream that orders what it does to these
+// addresses.
 template <typename Step>
 Status with_step(const void* address, size_t count, void* stream,
                  std::initializer_list<const void*> addresses, Step&& step) {
   return with_buffer(address, count, [&](Buffer& buffer) -> Status {
     plugin::Stream ordered;
     SCAPE_RETURN_IF_ERROR(buffer.comm->begin_step(stream, addresses, &ordered));
-    return step(*buffer.masked, ordered);
+    return step(buffer, ordered);
   });
 }
 
@@ -152,14 +152,34 @@ Status do_self_check(scape_registration registration) {
   return {};
 }
 
-// Of a range that is registered, or will be a buffer of its own inside one.
-bool before_first_call(const void* address, size_t count) {
+// Whether a range that is registered, or will be a buffer of its own inside one, has had no call.
+// USAGE where state was loaded for it: only a call says in which communicator it lives.
+Status before_first_call(const void* address, size_t count, bool* before) {
+  *before = false;
   std::shared_ptr<Buffer> buffer;
-  if (find_buffer(address, count, &buffer).ok()) return false;
+  if (find_buffer(address, count, &buffer).ok()) return {};
   const std::shared_ptr<Registration> registration = registry().find(address);
-  if (registration == nullptr) return false;
-  const size_t offset = reinterpret_cast<uintptr_t>(address) - registration->base;
-  return count <= (registration->bytes() - offset) / registration->element_size();
+  if (registration == nullptr) return {};
+  const size_t bytes = reinterpret_cast<uintptr_t>(address) - registration->base;
+  *before = count <= (registration->bytes() - bytes) / registration->element_size();
+  if (*before && registration->config.sparsity > 0 &&
+      state_waits(registration->config.name, bytes / registration->element_size(), count)) {
+    return error(SCAPE_ERR_USAGE,
+                 "the state loaded for buffer \"%s\" waits for the buffer's first all-reduce: "
+                 "flush after that step, or before saving",
+                 registration->name());
+  }
+  return {};
+}
+
+// What was loaded for the buffer is what waits to be sent.
+Status do_flush(Buffer& buffer, void* data, float* param, double lr, double weight_decay,
+                plugin::Stream stream) {
+  if (const Status status = claim_saved_state(buffer); !status.ok()) {
+    buffer.comm->shared()->abort(status);  // the others are in the flush, or will be
+    return status;
+  }
+  return buffer.masked->flush(data, param, lr, weight_decay, stream);
 }
 
 Status do_next(const char* name) {
@@ -243,10 +263,10 @@ using scape::interposer::begin;
 using scape::interposer::Buffer;
 using scape::interposer::check_path;
 using scape::interposer::check_pointer;
+using scape::interposer::do_flush;
 using scape::interposer::guarded;
 using scape::interposer::with_buffer;
 using scape::interposer::with_step;
-using scape::plugin::MaskedBuffer;
 using scape::plugin::Stream;
 
 extern "C" {
@@ -342,8 +362,8 @@ scape_status scape_self_check(scape_registration registration) {
 scape_status scape_adams_step(void* buffer, size_t count, float* param, double lr,
                               double weight_decay, void* stream) {
   return guarded("scape_adams_step", [&] {
-    return with_step(buffer, count, stream, {param}, [&](MaskedBuffer& masked, Stream ordered) {
-      return masked.adams_step(param, lr, weight_decay, ordered);
+    return with_step(buffer, count, stream, {param}, [&](Buffer& found, Stream ordered) {
+      return found.masked->adams_step(param, lr, weight_decay, ordered);
     });
   });
 }
@@ -352,17 +372,16 @@ scape_status scape_post_step(void* buffer, size_t count, size_t offset, size_t l
                              const float* before, float* param, double lr, double weight_decay,
                              void* stream) {
   return guarded("scape_post_step", [&] {
-    return with_step(
-        buffer, count, stream, {before, param}, [&](MaskedBuffer& masked, Stream ordered) {
-          return masked.post_step(offset, length, before, param, lr, weight_decay, ordered);
-        });
+    return with_step(buffer, count, stream, {before, param}, [&](Buffer& found, Stream ordered) {
+      return found.masked->post_step(offset, length, before, param, lr, weight_decay, ordered);
+    });
   });
 }
 
 scape_status scape_clear_masked(void* buffer, size_t count, void* stream) {
   return guarded("scape_clear_masked", [&] {
-    return with_step(buffer, count, stream, {buffer}, [&](MaskedBuffer& masked, Stream ordered) {
-      return masked.clear_masked(buffer, ordered);
+    return with_step(buffer, count, stream, {buffer}, [&](Buffer& found, Stream ordered) {
+      return found.masked->clear_masked(buffer, ordered);
     });
   });
 }
@@ -370,11 +389,12 @@ scape_status scape_clear_masked(void* buffer, size_t count, void* stream) {
 scape_status scape_flush(void* buffer, size_t count, float* param, double lr, double weight_decay,
                          void* stream) {
   return guarded("scape_flush", [&]() -> Status {
-    if (before_first_call(buffer, count)) return {};
-    return with_step(buffer, count, stream, {buffer, param},
-                     [&](MaskedBuffer& masked, Stream ordered) {
-                       return masked.flush(buffer, param, lr, weight_decay, ordered);
-                     });
+    bool before = false;
+    SCAPE_RETURN_IF_ERROR(before_first_call(buffer, count, &before));
+    if (before) return {};
+    return with_step(buffer, count, stream, {buffer, param}, [&](Buffer& found, Stream ordered) {
+      return do_flush(found, buffer, param, lr, weight_decay, ordered);
+    });
   });
 }
 

@@ -330,7 +330,8 @@ SCAPE_FUNCTION(scape_status, scape_clear_masked, SCAPE_ERR_INACTIVE,
  * fused role, applies it and the pending weight decay to param. In the other roles param is NULL
  * and the result is written to the buffer. Before the first call of the buffer, and where it is
  * always dense (sparsity 0, one rank), nothing waits: buffer and param stay as they are, and no
- * rank is waited for. */
+ * rank is waited for. Where state was loaded for the buffer, that is what is sent; USAGE where no
+ * call has met the buffer yet, since only a call says in which communicator it lives. */
 SCAPE_FUNCTION(scape_status, scape_flush, SCAPE_ERR_INACTIVE,
                (void* buffer, size_t count, float* param, double lr, double weight_decay,
                 void* stream),

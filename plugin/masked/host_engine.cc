@@ -33,7 +33,6 @@ const std::byte* at(const void* base, Type type, size_t index) {
   return static_cast<const std::byte*>(base) + index * kernels::size_of(type);
 }
 
-// The ages of the masked elements from `begin` on, the first of which is the packed-th of all.
 }  // namespace
 
 // ---- memory ----

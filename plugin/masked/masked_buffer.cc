@@ -220,7 +220,7 @@ bool MaskedBufferImpl::advance() {
         shared_ = sharing_->payload();
         fail_unless(launch());
       } else {
-        fail(status);
+        fail(with_origin(status));
       }
       return true;
     case Phase::kExchange:
@@ -249,9 +249,11 @@ void MaskedBufferImpl::fail_unless(const Status& started) {
   fail(started);
 }
 
-// From what all ranks have alike, once they have agreed on it.
+// From what all ranks have alike: where it is agreed on in this very call, as after state was
+// loaded, ranks that differ start other collectives, and hear of it. The sum's order depends on
+// sharing, so a resumed run must begin to share with the same step.
 bool MaskedBufferImpl::may_share() const {
-  return sharing_ == nullptr && agreed_ && !call_.flush &&
+  return sharing_ == nullptr && !always_dense_ && !call_.flush &&
          sparsity_at(config_, state_.step) == config_.sparsity;
 }
 
@@ -377,22 +379,23 @@ Status MaskedBufferImpl::launch() {
   return Status::Ok();
 }
 
+Status MaskedBufferImpl::with_origin(const Status& status) const {
+  if (status.code() != SCAPE_ERR_MISMATCH || agreed_ || always_dense_) return status;
+  return error(SCAPE_ERR_MISMATCH,
+               "%s (buffer '%s', role \"%s\", sparsity %g, %s here at step %llu: register it "
+               "alike and load the same checkpoint on every rank)",
+               status.message().c_str(), config_.name.c_str(), role_text(config_.role).c_str(),
+               config_.sparsity, loaded_ ? "was loaded, and goes on" : "is new, and begins",
+               static_cast<unsigned long long>(state_.step));
+}
+
 void MaskedBufferImpl::finish_exchange() {
   const uint64_t began = now_ns();
   count_stats([&](scape_stats& stats) { stats.exchange_ns += began - exchange_began_; });
-  Status status = work_->status();
+  const Status status = work_->status();
   work_.reset();
   if (!status.ok()) {
-    if (status.code() == SCAPE_ERR_MISMATCH && !agreed_ && !always_dense_) {
-      status =
-          error(SCAPE_ERR_MISMATCH,
-                "%s (buffer '%s', role \"%s\", sparsity %g, %s here at step %llu: register it "
-                "alike and load the same checkpoint on every rank)",
-                status.message().c_str(), config_.name.c_str(), role_text(config_.role).c_str(),
-                config_.sparsity, loaded_ ? "was loaded, and goes on" : "is new, and begins",
-                static_cast<unsigned long long>(state_.step));
-    }
-    fail(status);
+    fail(with_origin(status));
     return;
   }
   if (!call_.dense) fault_point(Fault::kUnpack);

@@ -100,6 +100,8 @@ class MaskedBufferImpl final : public MaskedBuffer {
   // Of what this rank starts in a call: the other ranks hear of a refusal.
   void fail_unless(const Status& started);
   Status launch();
+  // Where ranks differ before they have agreed: with what this one's buffer is.
+  Status with_origin(const Status& status) const;
   void finish_exchange();
   void finish_call();
   Status end_local_step();

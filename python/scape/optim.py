@@ -35,7 +35,17 @@ class _Bucket(Bucket):
         # next call takes it over.
         self.moment = None
         self.called = False  # the library has met a call of this buffer
+        self.loaded = False  # there is state for it that no call has taken yet
         self.version = 0  # of the gradient buffer, at the last all_reduce() or step()
+
+    @property
+    def known(self):
+        """Whether the library's answers are those of this buffer's state."""
+        return self.called and not self.loaded
+
+    def taken(self):
+        """By a call: the library keeps the state from here on."""
+        self.called, self.loaded, self.moment = True, False, None
 
     def dense_moment(self):
         if self.moment is None:
@@ -232,10 +242,9 @@ class AdamS(torch.optim.Optimizer):
                     bucket.flat.grad.div_(scale)
         all_reduce(self._buckets, self._communicator)
         for bucket in self._buckets:
-            bucket.called = True
             bucket.version = bucket.flat.grad._version
             if self._sparse:
-                bucket.moment = None
+                bucket.taken()
         self._reduced = True
 
     @torch.no_grad()
@@ -320,22 +329,21 @@ class AdamS(torch.optim.Optimizer):
                 continue
             bucket.flat.check_gradients()
             grad = bucket.flat.grad
-            if not (self._sparse and bucket.called):
+            if not bucket.known:
                 grad.zero_()
             elif grad._version != bucket.version:  # else the step has cleared them already
                 _api.clear_masked(grad)
 
     def flush(self):
         """Collective: one dense step that sends what has waited; before a last checkpoint, or
-        before going on dense. Without Scape there is nothing to send.
+        before going on dense. Without Scape there is nothing to send. An optimizer that has loaded
+        state and has not stepped at all refuses: flush before saving, or after a step.
         """
         self._check_open()
         if self._reduced:
             raise lib.ScapeError(lib.Status.USAGE, "flush() between all_reduce() and step()")
-        if not self._sparse:
-            return
         for bucket in self._buckets:
-            if bucket.called:
+            if bucket.called or bucket.loaded:
                 group = self.param_groups[bucket.group_index]
                 _api.flush(
                     bucket.flat.grad,
@@ -343,6 +351,8 @@ class AdamS(torch.optim.Optimizer):
                     float(group["lr"]),
                     float(group["weight_decay"]),
                 )
+                if bucket.called:  # else nothing waited: it is always dense
+                    bucket.taken()
                 bucket.version = bucket.flat.grad._version
 
     def close(self):
@@ -373,7 +383,7 @@ class AdamS(torch.optim.Optimizer):
         if self._reduced:
             raise lib.ScapeError(lib.Status.USAGE, "state_dict() between all_reduce() and step()")
         for bucket in self._buckets:
-            if self._sparse and bucket.called:
+            if bucket.known:
                 moment = _api.read_moment(bucket.flat.grad).to(bucket.flat.param.device)
             else:
                 moment = bucket.dense_moment()
@@ -430,7 +440,7 @@ class AdamS(torch.optim.Optimizer):
                     dropped = True
                 # The library takes the state over at the next call, residual included: until then
                 # its answers, and its mask, are not those of what was loaded.
-                bucket.called = False
+                bucket.loaded = library is not None
             for parameter, view in bucket.flat.views(bucket.dense_moment()):
                 entry = self.state.get(parameter)
                 if entry is None:

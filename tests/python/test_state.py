@@ -15,6 +15,10 @@ def test_loaded_state_belongs_to_its_optimizer(tmp_path, library):
     run_cases(cases, 2, tmp_path, library)
 
 
+def test_loaded_state_is_what_a_flush_sends(tmp_path, library):
+    run_cases("flushed_after_loading", 2, tmp_path, library)
+
+
 def test_refused_state_changes_nothing(tmp_path, library):
     run_cases("refused_at_loading", 2, tmp_path, library)
 

@@ -166,6 +166,29 @@ def saved_before_the_call():
     run.optimizer.close()
 
 
+def flushed_after_loading():
+    """What was loaded is what a flush sends; where no step says in which communicator, it refuses."""
+    for residual in ("internal", "in_place"):
+        run = Run(residual=residual).step(8)
+        state, matrix = run.optimizer.state_dict(), run.matrix.detach().clone()
+        run.optimizer.flush()
+        sent = run.matrix.detach().clone()
+        assert not torch.equal(sent, matrix)
+        moment = run.optimizer.state_dict()["state"][0]["exp_avg"]
+        run.step(2)
+        run.optimizer.load_state_dict(state)
+        with torch.no_grad():
+            run.matrix.copy_(matrix)
+        run.optimizer.flush()
+        assert torch.equal(run.matrix, sent)
+        assert torch.equal(run.optimizer.state_dict()["state"][0]["exp_avg"], moment)
+        run.optimizer.close()
+        run = Run(residual=residual)
+        run.optimizer.load_state_dict(state)
+        refused(run.optimizer.flush, "the state loaded for buffer", "first all-reduce")
+        run.optimizer.close()
+
+
 def changed_values():
     """Of what was registered nothing may change in a run; a state brings its own values."""
     run = Run().step()

@@ -235,9 +235,9 @@ std::string state_file(const std::string& folder, int rank) {
 }
 
 // Ten steps, saved after the fifth; or, where a state is loaded, the last five of them. Each writes
-// its outputs.
+// its outputs. Three ranks, since two have but one order to sum in.
 LAUNCHED_CASE(F24_save_and_resume) {
-  std::vector<Run> runs = rank_runs("F24_save_and_resume", 2, "whole");
+  std::vector<Run> runs = rank_runs("F24_save_and_resume", 3, "whole");
   const std::string folder = runs[0].environment["FIELD_CASE_FOLDER"];
   const auto go = [&](const char* part) {
     for (Run& one : runs) one.environment["FIELD_CASE_ARGUMENT"] = part;
@@ -249,21 +249,25 @@ LAUNCHED_CASE(F24_save_and_resume) {
   };
   go("whole");
   go("resumed");
+  go("flushed");
+  go("one loads");
   go("swapped");
   go("cut");
   go("damaged");
   std::filesystem::remove_all(folder);
 }
 RANK_PART(F24_save_and_resume) {
+  constexpr size_t kCount = 40000;
   const std::string part = argument();
   const std::string mine = state_file(self.folder, self.rank);
   const std::string outputs = self.folder + "/outputs." + std::to_string(self.rank);
   ncclComm_t comm = self.init();
-  std::vector<float> buffer(400);
-  add(buffer.data(), 400, "grads", 0.1);
+  std::vector<float> buffer(kCount);
+  add(buffer.data(), kCount, "grads", 0.1);
   const auto steps = [&](int first, int last, std::vector<float>* out) {
     for (int step = first; step < last; ++step) {
-      fill(buffer, values_of(self, step, 400));
+      fill(buffer, values_of(self, step, kCount));
+      for (float& value : buffer) value = std::sin(value);  // whose sums depend on the order
       all_reduce(buffer, comm);
       out->insert(out->end(), buffer.begin(), buffer.end());
     }
@@ -294,11 +298,44 @@ RANK_PART(F24_save_and_resume) {
         .read(reinterpret_cast<char*>(expected.data()),
               static_cast<std::streamsize>(expected.size() * 4));
     CHECK(results == expected);
+  } else if (part == "flushed") {
+    const auto flush = [&] { return scape_flush(buffer.data(), kCount, nullptr, 0, 0, nullptr); };
+    const auto residual = [&] {
+      std::vector<float> held(kCount);
+      SCAPE(scape_read_residual(buffer.data(), kCount, held.data(), kCount));
+      return held;
+    };
+    const std::vector<float> nothing(kCount);
+    SCAPE(flush());
+    CHECK(buffer == nothing);
+    SCAPE(scape_load_state_file(mine.c_str()));
+    CHECK(flush() == SCAPE_ERR_USAGE);
+    CHECK_SAYING(contains(scape_last_error(), "the state loaded for buffer \"grads\" waits"),
+                 scape_last_error());
+    steps(5, 7, &results);
+    SCAPE(scape_load_state_file(mine.c_str()));
+    SCAPE(flush());
+    CHECK(stats_of(buffer.data(), kCount).step == 6);
+    CHECK(residual() == nothing && buffer != nothing);
+    check_agreement(self, comm, buffer.data(), kCount * 4);
+    steps(6, 8, &results);
+    CHECK(stats_of(buffer.data(), kCount).step == 8);
+  } else if (part == "one loads") {
+    if (self.rank == 0) SCAPE(scape_load_state_file(mine.c_str()));
+    buffer.assign(kCount, 1);
+    CHECK(ncclAllReduce(buffer.data(), buffer.data(), kCount, ncclFloat32, ncclSum, comm,
+                        nullptr) != ncclSuccess);
+    const char* const mine_is = self.rank == 0 ? "goes on here at step 5" : "begins here at step 0";
+    CHECK_SAYING(contains(ncclGetLastError(comm), mine_is), ncclGetLastError(comm));
+    NCCL(ncclCommAbort(comm));
+    return;
   } else if (part == "swapped") {
-    CHECK(scape_load_state_file(state_file(self.folder, 1 - self.rank).c_str()) == SCAPE_ERR_DATA);
-    CHECK(contains(scape_last_error(), "rank " + std::to_string(1 - self.rank) + "'s of 2"));
+    const int other = (self.rank + 1) % self.ranks;
+    CHECK(scape_load_state_file(state_file(self.folder, other).c_str()) == SCAPE_ERR_DATA);
+    CHECK_SAYING(contains(scape_last_error(), "rank " + std::to_string(other) + "'s of 3"),
+                 scape_last_error());
     steps(0, 3, &results);
-    CHECK(stats_of(buffer.data(), 400).step == 3);
+    CHECK(stats_of(buffer.data(), kCount).step == 3);
   } else {
     std::ifstream file(mine, std::ios::binary);
     std::string bytes((std::istreambuf_iterator<char>(file)), {});
@@ -307,8 +344,8 @@ RANK_PART(F24_save_and_resume) {
     steps(0, 2, &results);
     CHECK(scape_load_state(bytes.data(), bytes.size()) == SCAPE_ERR_DATA);
     steps(2, 4, &results);
-    CHECK(stats_of(buffer.data(), 400).step == 4);  // untouched
-    check_agreement(self, comm, buffer.data(), 1600);
+    CHECK(stats_of(buffer.data(), kCount).step == 4);  // untouched
+    check_agreement(self, comm, buffer.data(), kCount * 4);
   }
   NCCL(ncclCommDestroy(comm));
 }
