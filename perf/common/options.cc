@@ -69,23 +69,28 @@ bool parse_options(const Collective& collective, int argc, char** argv, Options*
                               "registers the buffer: this fraction of its elements is not sent")
                    ->check(CLI::Range(0.0, 0.999999));
     app.add_option("--role", role, "role of the registration")
+        ->needs(sparsity)
         ->check(CLI::IsMember({"gradient", "fused"}))
         ->capture_default_str();
     app.add_option("--payload", payload, "type that masked values travel in")
+        ->needs(sparsity)
         ->check(CLI::IsMember({"fp32", "bf16"}))
         ->capture_default_str();
     app.add_option(
            "--residual", residual,
            "where what is not sent waits: inside the library, or in the buffer (role fused)")
+        ->needs(sparsity)
         ->check(CLI::IsMember({"internal", "in-place"}))
         ->capture_default_str();
     app.add_option("--compute-us", options.compute_us,
                    "microseconds of arithmetic between timed calls, as training has them")
+        ->needs(sparsity)
         ->check(CLI::Range(int64_t{0}, int64_t{10000000}))
         ->capture_default_str();
     app.add_option("--idle-us", options.idle_us,
                    "microseconds of sleep between timed calls, where something else computes, or "
                    "there are more ranks than cores")
+        ->needs(sparsity)
         ->check(CLI::Range(int64_t{0}, int64_t{10000000}))
         ->capture_default_str();
   }

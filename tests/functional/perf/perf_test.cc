@@ -99,9 +99,9 @@ TEST(PerfTest, ARankThatHangsEndsAll) {
 }
 
 TEST(PerfTest, OptionsThatCannotBeServedAreRefused) {
-  for (const char* options :
-       {"-b nonsense", "-b 8 -e 4", "-d float9", "-o average", "-G 1", "-s 1.5", "-s 0.9 -d int32",
-        "-s 0.9 -o max", "-s 0.9 -m 2 -g 2", "--no-such-option"}) {
+  for (const char* options : {"-b nonsense", "-b 8 -e 4", "-d float9", "-o average", "-G 1",
+                              "-s 1.5", "-s 0.9 -d int32", "-s 0.9 -o max", "-s 0.9 -m 2 -g 2",
+                              "--role fused", "--residual in-place", "--no-such-option"}) {
     const Outcome result = run(program("all_reduce") + options);
     EXPECT_EQ(result.code, 2) << options << "\n" << result.output;
     EXPECT_FALSE(result.output.empty()) << options;
