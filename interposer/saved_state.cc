@@ -407,7 +407,15 @@ Status claim_saved_state(Buffer& buffer) {
     list.any.store(!buffers.empty(), std::memory_order_release);
     if (!fits) return foreign(mine, buffer.comm->rank(), buffer.comm->size());
   }
-  SCAPE_RETURN_IF_ERROR(buffer.masked->load(mine.bytes.data(), mine.bytes.size()));
+  if (const Status status = buffer.masked->load(mine.bytes.data(), mine.bytes.size());
+      !status.ok()) {
+    if (status.code() == SCAPE_ERR_USAGE) {
+      const std::lock_guard lock(list.mutex);
+      list.buffers.push_back(std::move(mine));
+      list.any.store(true, std::memory_order_release);
+    }
+    return status;
+  }
   SCAPE_INFO("buffer \"%s\": saved state taken (%zu bytes)", mine.name.c_str(), mine.bytes.size());
   return {};
 }

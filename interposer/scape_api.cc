@@ -176,7 +176,8 @@ Status before_first_call(const void* address, size_t count, bool* before) {
 Status do_flush(Buffer& buffer, void* data, float* param, double lr, double weight_decay,
                 plugin::Stream stream) {
   if (const Status status = claim_saved_state(buffer); !status.ok()) {
-    buffer.comm->shared()->abort(status);  // the others are in the flush, or will be
+    // The others are in the flush, or will be, where the state itself is refused.
+    if (status.code() != SCAPE_ERR_USAGE) buffer.comm->shared()->abort(status);
     return status;
   }
   return buffer.masked->flush(data, param, lr, weight_decay, stream);

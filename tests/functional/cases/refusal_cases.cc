@@ -134,8 +134,20 @@ RANKED_CASE(a_refused_flush_leaves_the_state, 2) {
   SCAPE(scape_flush(plain.data(), 50, nullptr, 0, 0, nullptr));
   SCAPE(flush(param.data(), 0.1, 0));
   CHECK(param != before);
-  all_reduce(gradient, comm);
-  SCAPE(scape_adams_step(gradient.data(), 100, param.data(), 0.1, 0, nullptr));
+  size_t size = 0;
+  SCAPE(scape_save_state(nullptr, 0, &size));
+  std::vector<char> saved(size);
+  SCAPE(scape_save_state(saved.data(), size, &size));
+  for (int step = 0; step < 3; ++step) {
+    all_reduce(gradient, comm);
+    if (step == 2) {  // what is loaded waits until the step has been taken
+      SCAPE(scape_load_state(saved.data(), size));
+      CHECK(flush(param.data(), 0.1, 0) == SCAPE_ERR_USAGE && error_names("scape_adams_step()"));
+    }
+    SCAPE(scape_adams_step(gradient.data(), 100, param.data(), 0.1, 0, nullptr));
+  }
+  SCAPE(flush(param.data(), 0.1, 0));
+  CHECK(stats_of(gradient.data(), 100).step == 5);  // of the state: three steps and a flush
   check_agreement(self, comm, param.data(), 400);
   NCCL(ncclCommDestroy(comm));
 }
