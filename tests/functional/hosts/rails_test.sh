@@ -28,9 +28,12 @@ measure 0 "=eth1"
 [ "$eth1" -gt $((8 << 20)) ] && [ "$eth0" -lt $((1 << 20)) ] || fail "eth1 alone sent $eth1 bytes, and eth0 $eth0"
 grep -q 'on eth1 ([^,]*, 10 Gb/s); SCAPE_NET_IF="=eth1"' "$folder/err" || fail "the filter is not shown"
 
-# Both.
-measure 0,1 "eth"
-both=$(awk "BEGIN {print $bandwidth / $one}")
+# Both. What else the machine does may slow any one measurement down, but nothing makes one link as fast as two.
+for _ in 1 2 3; do
+  measure 0,1 "eth"
+  both=$(awk "BEGIN {print $bandwidth / $one}")
+  awk "BEGIN {exit !($both > 1.5)}" && break
+done
 echo "one link $one GB/s, two $bandwidth GB/s ($both times as much), of which eth0 sent $eth0 bytes and eth1 $eth1"
 grep -q "device 2: eth0+eth1" "$folder/out" || fail "no device of two"
 awk "BEGIN {exit !($eth0 > 0.4 * ($eth0 + $eth1) && $eth1 > 0.4 * ($eth0 + $eth1))}" || fail "the links' shares"
@@ -48,8 +51,11 @@ reduce() {
 reduce "=eth1"
 one=$time
 [ "$eth1" -gt $((8 << 20)) ] && [ "$eth0" -lt $((1 << 20)) ] || fail "eth1 alone sent $eth1 bytes, and eth0 $eth0"
-reduce "=eth0,eth1"
-both=$(awk "BEGIN {print $one / $time}")
+for _ in 1 2 3; do
+  reduce "=eth0,eth1"
+  both=$(awk "BEGIN {print $one / $time}")
+  awk "BEGIN {exit !($both > 1.4)}" && break
+done
 echo "all-reduce: one link $one us, two $time us, of which eth0 sent $eth0 bytes and eth1 $eth1"
 grep -q "network devices: eth0, eth1, which share" "$folder/err" || fail "the devices are not shown"
 awk "BEGIN {exit !($eth0 > 0.4 * ($eth0 + $eth1) && $eth1 > 0.4 * ($eth0 + $eth1))}" || fail "the links' shares of an all-reduce"
