@@ -57,8 +57,8 @@ void forget_state(const std::set<std::string>& names);
 // Whether state of several ranks' buffer waits for a buffer of this name, offset and count.
 bool state_waits(const std::string& name, uint64_t offset, uint64_t count);
 
-// Before a call: gives the buffer its part, if one waits. USAGE where the buffer cannot take it yet;
-// what is refused otherwise waits no longer. The caller holds buffer.busy.
+// Before a call: gives the buffer its part, if one waits. USAGE where the buffer cannot take it
+// yet; what is refused otherwise waits no longer. The caller holds buffer.busy.
 Status claim_saved_state(Buffer& buffer);
 
 }  // namespace scape::interposer

@@ -25,7 +25,12 @@ endif()
 # ENVIRONMENT wants them; the given ones come last and win. Each report ends the process that it is about: a test then
 # cannot pass over it.
 function(scape_sanitizer_environment out)
+  # GCC 12's runtimes take the 16 bytes before a thread's copy of an opened library's thread-locals for their size and
+  # start, where the copy lies 16 bytes behind a page's begin (that held for glibc 2.19): one thread in some hundreds
+  # then ends the process with "failed to allocate" terabytes, or in the search for leaks with "Tracer caught signal
+  # 11". The C library's malloc() tells of the same memory.
   list(JOIN ARGN ":" more)
+  set(more "intercept_tls_get_addr=0:${more}")
   set(environment "")
   if(SCAPE_SANITIZE MATCHES "address")
     list(APPEND environment
@@ -37,11 +42,7 @@ function(scape_sanitizer_environment out)
   endif()
   if(SCAPE_SANITIZE MATCHES "thread")
     list(APPEND environment
-      # GCC 12's runtime takes the 16 bytes before a thread's copy of an opened library's thread-locals for their size
-      # and start, where the copy lies 16 bytes behind a page's begin (that held for glibc 2.19): one thread in some
-      # hundreds then ends the process with "failed to allocate" terabytes. The C library's malloc() tells of the same
-      # memory.
-      "TSAN_OPTIONS=suppressions=${suppressions}/tsan.supp:halt_on_error=1:print_suppressions=0:intercept_tls_get_addr=0:${more}"
+      "TSAN_OPTIONS=suppressions=${suppressions}/tsan.supp:halt_on_error=1:print_suppressions=0:${more}"
       # UCX's memory hooks take a lock in the C library's last call of an ending thread, when the sanitizer has
       # dismantled that thread already.
       "UCX_MEM_EVENTS=no")
