@@ -81,9 +81,13 @@ Waiting& waiting() {
   return *instance;
 }
 
+bool is_called(const SavedBuffer& saved, const std::string& name, uint64_t offset, uint64_t count) {
+  return saved.name == name && saved.offset == offset && saved.count == count;
+}
+
 bool same_buffer(const SavedBuffer& saved, const Buffer& buffer) {
   const plugin::BufferConfig& config = buffer.masked->config();
-  return saved.name == config.name && saved.offset == config.offset && saved.count == buffer.count;
+  return is_called(saved, config.name, config.offset, buffer.count);
 }
 
 bool is_of(const SavedBuffer& saved, const Buffer& buffer) {
@@ -380,7 +384,7 @@ bool state_waits(const std::string& name, uint64_t offset, uint64_t count) {
   Waiting& list = waiting();
   const std::lock_guard lock(list.mutex);
   return std::any_of(list.buffers.begin(), list.buffers.end(), [&](const SavedBuffer& saved) {
-    return saved.name == name && saved.offset == offset && saved.count == count && saved.size > 1;
+    return is_called(saved, name, offset, count) && saved.size > 1;
   });
 }
 
