@@ -3,10 +3,10 @@
 // Every function enqueues its work on `stream` and returns; none waits for the device, allocates,
 // or keeps anything between calls, so all may be captured into a graph and called from any thread.
 // All pointers are device memory that the caller owns and keeps until the work is done; those in
-// StepParams too. Addresses need their element's alignment only; 16-byte aligned ones
-// are faster. Nothing outside the named elements is read or written. Arrays do not overlap unless
-// said. n < 2^33 + 1; sizes are in elements unless said. Errors are of the launch; what happens on
-// the device is in device memory.
+// StepParams too. Addresses need their element's alignment only; 16-byte aligned ones are faster.
+// Nothing outside the named elements is read or written. Arrays do not overlap unless said. n <
+// 2^33 + 1; sizes are in elements unless said. Errors are of the launch; what happens on the device
+// is in device memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
